@@ -1,0 +1,136 @@
+"""Start-up, return and liveness: target and draft introduce themselves, the gateway configures them.
+
+Order for a target: TargetHello → Configure → Configured. For a draft, once a target is configured:
+DraftHello → (gateway to target) JoinDraft → DraftRegion → (gateway to draft) ConfigureDraft →
+(draft to target, direct) SelfTest → SelfTestReply → (draft to gateway) DraftReady.
+A service repeats its Hello until it is configured.
+"""
+
+import msgspec
+
+from common.messages.stamp import Stamp
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of every message between services: a msgpack array whose first element names the type."""
+
+
+class TargetHello(Message):
+    """target → gateway.
+
+    vocab_size: ids that the model can produce. tokenizer: fingerprint (sha256 hex) of the vocabulary.
+    plan: fingerprint of the numeric plan. kv_bytes_per_position: target KV bytes of one position, all layers.
+    max_context: positions that the model supports. max_rows: most token rows of one forward.
+    """
+
+    incarnation: int
+    protocol: int
+    model: str
+    vocab_size: int
+    tokenizer: str
+    plan: str
+    device: str
+    kv_bytes_per_position: int
+    max_context: int
+    max_rows: int
+
+
+class DraftHello(Message):
+    """draft → gateway. kv_bytes_per_position is 0 for a drafter without KV (n-gram lookup)."""
+
+    incarnation: int
+    protocol: int
+    drafter: str
+    vocab_size: int
+    tokenizer: str
+    device: str
+    kv_bytes_per_position: int
+    max_k: int
+
+
+class Configure(Message):
+    """gateway → target. A new epoch releases everything that the target held.
+
+    pages counts page 0, which is never given out; slots counts slot 0 likewise.
+    max_nodes: most tree nodes of one slot in a round, root included.
+    """
+
+    epoch: int
+    target: int
+    pages: int
+    page_size: int
+    slots: int
+    max_model_len: int
+    max_nodes: int
+
+
+class Configured(Message):
+    """target → gateway. endpoint: where a draft reaches this target directly."""
+
+    epoch: int
+    target: int
+    endpoint: str
+
+
+class JoinDraft(Message):
+    """gateway → target: allocate the drafter's region for a draft that said Hello."""
+
+    stamp: Stamp
+    kv_bytes_per_position: int
+
+
+class DraftRegion(Message):
+    """target → gateway: the msgpack-encoded `common.memory.MemoryManifest` that the draft may attach."""
+
+    stamp: Stamp
+    manifest: bytes
+
+
+class ConfigureDraft(Message):
+    """gateway → draft."""
+
+    stamp: Stamp
+    endpoint: str
+    manifest: bytes
+    pages: int
+    page_size: int
+    slots: int
+    max_model_len: int
+    max_nodes: int
+
+
+class SelfTest(Message):
+    """draft → target, direct: the draft wrote pattern(nonce) into the region that it may write."""
+
+    stamp: Stamp
+    nonce: int
+
+
+class SelfTestReply(Message):
+    """target → draft: ok if the draft's pattern was read back; the target wrote pattern(nonce + 1)."""
+
+    stamp: Stamp
+    nonce: int
+    ok: bool
+
+
+class DraftReady(Message):
+    """draft → gateway: attached and tested, or the reason why not."""
+
+    stamp: Stamp
+    error: str = ""
+
+
+class DraftGone(Message):
+    """gateway → target: the draft is lost; pages that waited for it return to the pool."""
+
+    stamp: Stamp
+
+
+class Heartbeat(Message):
+    """Both ways. rounds: rounds finished by the sender; busy: device work is running."""
+
+    epoch: int
+    incarnation: int
+    rounds: int
+    busy: bool

@@ -1,0 +1,177 @@
+"""One round: propose → verify → commit.
+
+Verify and Verdict are the only messages that move slots, pages and logs of the target, in round order,
+so a lost or repeated message needs one rule: the target executes a round once and answers a repeat from
+its last verdict. Admissions and releases ride in the round for the same reason.
+"""
+
+import msgspec
+
+from common.messages.lifecycle import Message
+from common.messages.stamp import Stamp
+from common.sampling.params import SamplingParams
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a request's log: ids stand at positions start, start + 1, …"""
+
+    start: int
+    ids: list[int]
+
+
+class Admit(msgspec.Struct, frozen=True, array_like=True):
+    """Give this request a slot. ids is its whole log (prompt + committed)."""
+
+    request: int
+    ids: list[int]
+    sampling: SamplingParams
+
+
+class LiveRow(msgspec.Struct, frozen=True, array_like=True):
+    """A slot that stays alive, its new commit, and what to compute for it in this round.
+
+    chunk: ids at positions [chunk_start, chunk_end) get KV; equal bounds mean none.
+    verify: the slot's bonus token (the last id of the log after the commit) is a verify row.
+    """
+
+    request: int
+    slot: int
+    generation: int
+    commit: Commit
+    chunk_start: int
+    chunk_end: int
+    verify: bool
+
+
+class ReleaseRow(msgspec.Struct, frozen=True, array_like=True):
+    """A slot that ends with this round and the last ids of its log. Being absent from `live` releases too."""
+
+    request: int
+    slot: int
+    generation: int
+    commit: Commit
+
+
+class Verify(Message):
+    """gateway → target. live is the group's whole live set. k: draft tokens to expect per verify row;
+    0 means the target does not wait for a proposal."""
+
+    stamp: Stamp
+    group: int
+    round: int
+    k: int
+    live: list[LiveRow]
+    admits: list[Admit]
+    releases: list[ReleaseRow]
+
+
+class AdmitAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """status: ok | no_slot | no_room | never_fits. cached: leading positions whose KV is already there.
+    allocated: positions reserved."""
+
+    request: int
+    status: str
+    slot: int = 0
+    generation: int = 0
+    cached: int = 0
+    allocated: int = 0
+
+
+class VerdictRow(msgspec.Struct, frozen=True, array_like=True):
+    """The target's answer for one live row.
+
+    status: ok (ids hold the accepted path, then the new bonus token) | prefilled (chunk done, nothing
+    sampled) | idle (nothing asked) | no_room (no pages for the step; nothing was computed) | gap (the commit
+    did not join on: base says how many ids the target has) | unknown (no such slot; admit again).
+    base: committed length that the row was computed for. kv: valid KV length of the slot afterwards.
+    drafted: draft nodes verified, root excluded. accepted: drafted tokens on the accepted path = len(ids) − 1.
+    """
+
+    request: int
+    slot: int
+    generation: int
+    status: str
+    base: int
+    kv: int
+    allocated: int
+    ids: list[int]
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Verdict(Message):
+    """target → gateway and draft.
+
+    draft: used | absent | late | none (k was 0). free_pages, retiring_pages: the pool after the round;
+    retiring pages wait for the draft's acknowledgement. elapsed_us: device time of the round.
+    """
+
+    stamp: Stamp
+    group: int
+    round: int
+    rows: list[VerdictRow]
+    admitted: list[AdmitAnswer]
+    draft: str
+    free_pages: int
+    retiring_pages: int
+    elapsed_us: int
+
+
+class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
+    """A slot that the draft keeps, its new commit, and whether to draft for it.
+
+    A slot's first commit starts at 0 and carries its whole log. allocated: positions that the draft may
+    write below. sampling lets a drafter rank with the target's noise.
+    """
+
+    request: int
+    slot: int
+    generation: int
+    commit: Commit
+    allocated: int
+    draft: bool
+    sampling: SamplingParams
+
+
+class Propose(Message):
+    """gateway → draft. rows is the group's whole live set as the draft should know it."""
+
+    stamp: Stamp
+    group: int
+    round: int
+    k: int
+    rows: list[ProposeRow]
+
+
+class ProposalRow(msgspec.Struct, frozen=True, array_like=True):
+    """A token tree: node 0 is the root (the bonus token at position base − 1), parents[0] is −1 and
+    parents[j] < j. base: committed length that it continues."""
+
+    request: int
+    slot: int
+    generation: int
+    base: int
+    tokens: list[int]
+    parents: list[int]
+
+
+class Proposal(Message):
+    """draft → target, direct. rows may be empty.
+
+    acked: newest round of the group such that no work started under an older live set still runs; pages of
+    slots released up to that round may be given out again.
+    """
+
+    stamp: Stamp
+    group: int
+    round: int
+    acked: int
+    rows: list[ProposalRow]
+
+
+class Behind(Message):
+    """draft → gateway: for these requests the draft has `have` ids; send from there."""
+
+    stamp: Stamp
+    group: int
+    rows: list[tuple[int, int]]

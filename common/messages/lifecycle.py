@@ -3,7 +3,10 @@
 Order for a target: TargetHello → Configure → Configured. For a draft, once a target is configured:
 DraftHello → (gateway to target) JoinDraft → DraftRegion → (gateway to draft) ConfigureDraft →
 (draft to target, direct) SelfTest → SelfTestReply → (draft to gateway) DraftReady.
-A service repeats its Hello until it is configured.
+A service repeats its Hello until it is configured. One that starts over (its gateway fell silent or told it
+to) draws a new incarnation first, so an incarnation stands for one configuration.
+The gateway repeats Configure, JoinDraft and ConfigureDraft until they are answered; a repeat gets the same
+answer.
 """
 
 import msgspec
@@ -15,7 +18,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of every message between services: a msgpack array whose first element names the type."""
 
 
-class TargetHello(Message):
+class TargetHello(Message, frozen=True):
     """target → gateway.
 
     vocab_size: ids that the model can produce. tokenizer: fingerprint (sha256 hex) of the vocabulary.
@@ -35,7 +38,7 @@ class TargetHello(Message):
     max_rows: int
 
 
-class DraftHello(Message):
+class DraftHello(Message, frozen=True):
     """draft → gateway. kv_bytes_per_position is 0 for a drafter without KV (n-gram lookup)."""
 
     incarnation: int
@@ -48,7 +51,7 @@ class DraftHello(Message):
     max_k: int
 
 
-class Configure(Message):
+class Configure(Message, frozen=True):
     """gateway → target. A new epoch releases everything that the target held.
 
     pages counts page 0, which is never given out; slots counts slot 0 likewise.
@@ -64,29 +67,33 @@ class Configure(Message):
     max_nodes: int
 
 
-class Configured(Message):
-    """target → gateway. endpoint: where a draft reaches this target directly."""
+class Configured(Message, frozen=True):
+    """target → gateway. endpoint: where a draft reaches this target directly. error: why the pool was not
+    made."""
 
     epoch: int
     target: int
     endpoint: str
+    error: str = ""
 
 
-class JoinDraft(Message):
+class JoinDraft(Message, frozen=True):
     """gateway → target: allocate the drafter's region for a draft that said Hello."""
 
     stamp: Stamp
     kv_bytes_per_position: int
 
 
-class DraftRegion(Message):
-    """target → gateway: the msgpack-encoded `common.memory.MemoryManifest` that the draft may attach."""
+class DraftRegion(Message, frozen=True):
+    """target → gateway: the msgpack-encoded `common.memory.MemoryManifest` that the draft may attach, or the
+    reason why there is none."""
 
     stamp: Stamp
     manifest: bytes
+    error: str = ""
 
 
-class ConfigureDraft(Message):
+class ConfigureDraft(Message, frozen=True):
     """gateway → draft."""
 
     stamp: Stamp
@@ -99,14 +106,14 @@ class ConfigureDraft(Message):
     max_nodes: int
 
 
-class SelfTest(Message):
+class SelfTest(Message, frozen=True):
     """draft → target, direct: the draft wrote pattern(nonce) into the region that it may write."""
 
     stamp: Stamp
     nonce: int
 
 
-class SelfTestReply(Message):
+class SelfTestReply(Message, frozen=True):
     """target → draft: ok if the draft's pattern was read back; the target wrote pattern(nonce + 1)."""
 
     stamp: Stamp
@@ -114,21 +121,39 @@ class SelfTestReply(Message):
     ok: bool
 
 
-class DraftReady(Message):
+class DraftReady(Message, frozen=True):
     """draft → gateway: attached and tested, or the reason why not."""
 
     stamp: Stamp
     error: str = ""
 
 
-class DraftGone(Message):
-    """gateway → target: the draft is lost; pages that waited for it return to the pool."""
+class DraftGone(Message, frozen=True):
+    """gateway → target: this draft is lost for good; pages that waited for it return to the pool. Sent again
+    for every Verdict that still names it."""
 
     stamp: Stamp
 
 
-class Heartbeat(Message):
-    """Both ways. rounds: rounds finished by the sender; busy: device work is running."""
+class StartOver(Message, frozen=True):
+    """gateway → a service: this incarnation is given up (it seemed lost, or the draft's target is). Let go of
+    everything, draw a new incarnation and say Hello. Sent again for whatever it still says."""
+
+    epoch: int
+    incarnation: int
+
+
+class Refused(Message, frozen=True):
+    """gateway → a service that said Hello: it is not taken, and why. incarnation: of the addressee."""
+
+    epoch: int
+    incarnation: int
+    reason: str
+
+
+class Heartbeat(Message, frozen=True):
+    """Both ways between the gateway and a service. incarnation: of the service, in both directions.
+    rounds: rounds finished by the sender; busy: device work is running."""
 
     epoch: int
     incarnation: int

@@ -52,7 +52,7 @@ class ReleaseRow(msgspec.Struct, frozen=True, array_like=True):
     commit: Commit
 
 
-class Verify(Message):
+class Verify(Message, frozen=True):
     """gateway → target. live is the group's whole live set. k: draft tokens to expect per verify row;
     0 means the target does not wait for a proposal."""
 
@@ -82,9 +82,12 @@ class VerdictRow(msgspec.Struct, frozen=True, array_like=True):
 
     status: ok (ids hold the accepted path, then the new bonus token) | prefilled (chunk done, nothing
     sampled) | idle (nothing asked) | no_room (no pages for the step; nothing was computed) | gap (the commit
-    did not join on: base says how many ids the target has) | unknown (no such slot; admit again).
+    did not join on: base says how many ids the target has; or the chunk or the verify row did not join on: kv
+    says how many positions it has) | unknown (no such slot, or a commit against its log, which releases it:
+    admit again) | failed (the forward failed; Verdict.error says how; nothing was computed).
     base: committed length that the row was computed for. kv: valid KV length of the slot afterwards.
-    drafted: draft nodes verified, root excluded. accepted: drafted tokens on the accepted path = len(ids) − 1.
+    drafted: draft nodes verified, root excluded. accepted: drafted tokens on the accepted path = len(ids) −
+    1.
     """
 
     request: int
@@ -99,11 +102,14 @@ class VerdictRow(msgspec.Struct, frozen=True, array_like=True):
     accepted: int = 0
 
 
-class Verdict(Message):
-    """target → gateway and draft.
+class Verdict(Message, frozen=True):
+    """target → gateway, and to a draft whose self-test has passed.
 
-    draft: used | absent | late | none (k was 0). free_pages, retiring_pages: the pool after the round;
-    retiring pages wait for the draft's acknowledgement. elapsed_us: device time of the round.
+    stamp.draft: the draft that the target holds a region for. draft: none (the round did not wait: k was 0,
+    no row to verify, or no draft) | used (a row was verified with draft nodes) | empty (a proposal came,
+    without a usable row) | absent (none by the deadline) | late (it came after the deadline, before the
+    verdict). free_pages, retiring_pages: the pool after the round; retiring pages wait for the draft's
+    acknowledgement. elapsed_us: device time of the round. error: of a failed forward.
     """
 
     stamp: Stamp
@@ -115,6 +121,7 @@ class Verdict(Message):
     free_pages: int
     retiring_pages: int
     elapsed_us: int
+    error: str = ""
 
 
 class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +140,7 @@ class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
 
 
-class Propose(Message):
+class Propose(Message, frozen=True):
     """gateway → draft. rows is the group's whole live set as the draft should know it."""
 
     stamp: Stamp
@@ -155,11 +162,12 @@ class ProposalRow(msgspec.Struct, frozen=True, array_like=True):
     parents: list[int]
 
 
-class Proposal(Message):
+class Proposal(Message, frozen=True):
     """draft → target, direct. rows may be empty.
 
     acked: newest round of the group such that no work started under an older live set still runs; pages of
-    slots released up to that round may be given out again.
+    slots released up to that round may be given out again. It counts whichever round the proposal is for; a
+    draft sends a further proposal without rows when it grows.
     """
 
     stamp: Stamp
@@ -169,7 +177,7 @@ class Proposal(Message):
     rows: list[ProposalRow]
 
 
-class Behind(Message):
+class Behind(Message, frozen=True):
     """draft → gateway: for these requests the draft has `have` ids; send from there."""
 
     stamp: Stamp

@@ -1,0 +1,67 @@
+"""The messages of a round, from its plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.messages.rounds import Admit, LiveRow, Propose, ProposeRow, ReleaseRow, Verify
+from common.messages.stamp import Stamp
+from services.gateway.requests import Request
+from services.gateway.schedule import RowPlan
+
+GROUP = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round whose verdict is awaited. working: requests with rows in its forward or an admission."""
+
+    verify: Verify
+    started_at: float
+    working: frozenset[int]
+
+
+def begin_round(
+    number: int,
+    stamp: Stamp,
+    k: int,
+    plans: Sequence[RowPlan],
+    admitted: Sequence[Request],
+    releases: list[ReleaseRow],
+    now: float,
+) -> Round:
+    """What is sent to the target counts as known to it from here on: the message is repeated until
+    answered."""
+    verify = Verify(
+        stamp,
+        GROUP,
+        number,
+        k if any(plan.verify for plan in plans) else 0,
+        [_live_row(plan) for plan in plans],
+        [Admit(one.request, list(one.ids), one.sampling) for one in admitted],
+        releases,
+    )
+    working = {plan.request.request for plan in plans if plan.works} | {one.request for one in admitted}
+    return Round(verify, now, frozenset(working))
+
+
+def _live_row(plan: RowPlan) -> LiveRow:
+    one = plan.request
+    commit = one.target_commit()
+    one.target_len = len(one.ids)
+    return LiveRow(
+        one.request, one.slot, one.generation, commit, plan.chunk_start, plan.chunk_end, plan.verify
+    )
+
+
+def propose_for(verify: Verify, plans: Sequence[RowPlan]) -> Propose:
+    """The same round for the draft. It may be lost: the draft says Behind when it misses ids."""
+    rows = [_propose_row(plan, verify.k) for plan in plans]
+    return Propose(verify.stamp, verify.group, verify.round, verify.k, rows)
+
+
+def _propose_row(plan: RowPlan, k: int) -> ProposeRow:
+    one = plan.request
+    commit = one.draft_commit()
+    one.draft_len = len(one.ids)
+    draft = plan.verify and k > 0
+    return ProposeRow(one.request, one.slot, one.generation, commit, one.allocated, draft, one.sampling)

@@ -1,0 +1,54 @@
+"""`python -m services.draft`: load the drafter, then draft for whatever pair a gateway configures."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import torch
+
+from common.actors.device import DeviceThread
+from common.actors.supervisor import Supervisor
+from common.identifiers import new_id
+from common.messages.lifecycle import DraftHello
+from common.messages.stamp import PROTOCOL_VERSION
+from common.service import FATAL, StartupError, run_service, wait_until_stopped
+from common.settings import Settings
+from services.draft.actor import DraftActor
+from services.draft.drafters.load import load_drafter
+from services.draft.link import DraftLink
+from services.draft.options import DraftOptions
+
+log = logging.getLogger("draft")
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    if settings.drafter == "none":
+        raise StartupError("drafter none: there is nothing for this service to do; do not start it")
+    torch.set_num_threads(settings.draft_threads or max(1, (os.cpu_count() or 1) // 2))
+    device = DeviceThread("draft-device")
+    drafter = await device.run(lambda: load_drafter(settings))
+    log.info("drafter %s is ready", drafter.name)
+    profile = DraftHello(
+        incarnation=0,
+        protocol=PROTOCOL_VERSION,
+        drafter=drafter.name,
+        vocab_size=drafter.vocab_size,
+        tokenizer=drafter.tokenizer,
+        device="cpu",
+        kv_bytes_per_position=drafter.kv_bytes_per_position,
+        max_k=drafter.max_k,
+    )
+    async with Supervisor() as actors:
+        actors.spawn(
+            "draft",
+            lambda: DraftActor(DraftLink(profile, DraftOptions(), new_id), drafter, device, settings),
+            policy=FATAL,
+        )
+        await wait_until_stopped(stop, actors)
+    await device.stop(timeout_s=1.0)
+
+
+if __name__ == "__main__":
+    run_service("draft", serve)

@@ -1,0 +1,78 @@
+"""The target's memory as the draft maps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from common.kv.lengths import pages_for
+from common.memory.arena import TensorSpec
+from common.memory.attach import attach
+from common.memory.handle import HandleError, decode
+from common.memory.selftest import has_pattern, write_pattern
+from common.memory.shared_tensors import (
+    DRAFT_PATTERN,
+    DRAFTER_KV,
+    HIDDEN_ROWS,
+    PAGE_TABLE,
+    PATTERN_BYTES,
+    TARGET_PATTERN,
+    page_table_spec,
+    region_specs,
+)
+from common.messages.lifecycle import ConfigureDraft
+from common.messages.rounds import ProposeRow
+from services.draft.drafters.base import SharedState
+
+
+class Mapped:
+    """One attachment. Raises HandleError for a manifest or a segment that does not fit the configuration."""
+
+    def __init__(self, configure: ConfigureDraft, kv_bytes_per_position: int, directory: Path) -> None:
+        kv_bytes = configure.pages * configure.page_size * kv_bytes_per_position
+        pattern = TensorSpec(torch.uint8, (PATTERN_BYTES,))
+        self._attachment = attach(
+            decode(configure.manifest),
+            {
+                PAGE_TABLE: page_table_spec(configure),
+                TARGET_PATTERN: pattern,
+                **region_specs(kv_bytes),
+            },
+            directory=directory,
+        )
+        tensors = self._attachment.tensors
+        hidden = tensors.get(HIDDEN_ROWS)
+        if hidden is None or hidden.dtype != torch.bfloat16 or hidden.dim() != 3:
+            self._attachment.detach()
+            raise HandleError(f"tensor {HIDDEN_ROWS!r} must be there as bfloat16 [parities, rows, states]")
+        self.shared = SharedState(
+            page_table=tensors[PAGE_TABLE],
+            kv=tensors.get(DRAFTER_KV, torch.empty(0, dtype=torch.uint8)),
+            hidden=hidden,
+            pages=configure.pages,
+            page_size=configure.page_size,
+            max_model_len=configure.max_model_len,
+            max_nodes=configure.max_nodes,
+        )
+
+    def write_pattern(self, nonce: int) -> None:
+        write_pattern(self._attachment.tensors[DRAFT_PATTERN], nonce)
+
+    def has_pattern(self, nonce: int) -> bool:
+        return has_pattern(self._attachment.tensors[TARGET_PATTERN], nonce)
+
+    def page_table_fault(self, row: ProposeRow) -> str | None:
+        """How the exported page table contradicts what the gateway says of a slot, or None."""
+        shared = self.shared
+        pages = shared.page_table[row.slot].tolist()
+        told = pages_for(row.allocated, shared.page_size)
+        held = next((place for place, page in enumerate(pages) if page == 0), len(pages))
+        if held < told:
+            return f"slot {row.slot} has {held} pages in the table, the messages allocate {told}"
+        if any(not 0 < page < shared.pages for page in pages[:held]) or len(set(pages[:held])) != held:
+            return f"slot {row.slot} has pages out of range or twice: {pages[:held]}"
+        return None
+
+    def detach(self) -> None:
+        self._attachment.detach()

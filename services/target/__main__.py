@@ -1,0 +1,100 @@
+"""`python -m services.target`: load the model, then serve whatever gateway configures this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from common.actors.device import DeviceThread
+from common.actors.supervisor import Supervisor
+from common.attention.kv_cache import kv_bytes_per_position
+from common.identifiers import new_id
+from common.memory.arena import TensorSpec
+from common.memory.cleanup import remove_dead_arenas
+from common.messages.lifecycle import TargetHello
+from common.messages.stamp import PROTOCOL_VERSION
+from common.model.catalog import ResolvedModel, resolve_model
+from common.model.llama import LlamaModel
+from common.model.load import load_model, open_checkpoint
+from common.model.plan import cpu_plan
+from common.model.tokenizer import Tokenizer, load_tokenizer
+from common.service import FATAL, StartupError, run_service, wait_until_stopped
+from common.settings import Settings
+from services.target.actor import TargetActor
+from services.target.link import TargetLink
+from services.target.options import TargetOptions
+from services.target.runner import TargetRunner
+
+log = logging.getLogger("target")
+
+MAX_ROWS = 1024
+"""Token rows of one forward: up to here every kernel's rows were shown to be independent of each other."""
+HIDDEN_STATES = 3
+"""Auxiliary states per row that an EAGLE-3 head reads."""
+PROGRESS_EVERY_S = 2.0
+
+
+def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
+    """Raises StartupError for a model that cannot be served."""
+    started = logged = time.monotonic()
+
+    def progress(done: int, layers: int) -> None:
+        nonlocal logged
+        if time.monotonic() - logged > PROGRESS_EVERY_S:
+            logged = time.monotonic()
+            log.info("loading %s: layer %d of %d", resolved.name, done, layers)
+
+    try:
+        resolved = resolve_model(settings.model)
+        tokenizer = load_tokenizer(resolved.path)
+        config = open_checkpoint(resolved.path).config
+        positions = min(settings.max_model_len, config.max_context)
+        model = load_model(resolved.path, dtype=torch.bfloat16, max_positions=positions, progress=progress)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise StartupError(f"model {settings.model!r} cannot be served: {error}") from error
+    if tokenizer.vocab_size > config.vocab_size:
+        raise StartupError(
+            f"model {settings.model!r}: the tokenizer has {tokenizer.vocab_size} ids, "
+            f"the model {config.vocab_size}; they do not belong together"
+        )
+    log.info("loaded %s in %.1f s", resolved.name, time.monotonic() - started)
+    return model, tokenizer, resolved
+
+
+async def serve(settings: Settings, stop: asyncio.Event) -> None:
+    torch.set_num_threads(settings.target_threads or os.cpu_count() or 1)
+    remove_dead_arenas(Path(settings.shm_dir))
+    device = DeviceThread("target-device")
+    model, tokenizer, resolved = await device.run(lambda: load(settings))
+    profile = TargetHello(
+        incarnation=0,
+        protocol=PROTOCOL_VERSION,
+        model=resolved.name,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.fingerprint,
+        plan=cpu_plan(resolved.path).fingerprint,
+        device="cpu",
+        kv_bytes_per_position=kv_bytes_per_position(model.config, model.dtype),
+        max_context=model.max_positions,
+        max_rows=MAX_ROWS,
+    )
+    hidden = TensorSpec(torch.bfloat16, (2, MAX_ROWS, HIDDEN_STATES * model.config.hidden_size))
+    runner = TargetRunner(model, tokenizer.vocab_size)
+    options = TargetOptions(join_s=settings.draft_wait_s)
+    async with Supervisor() as actors:
+        actors.spawn(
+            "target",
+            lambda: TargetActor(TargetLink(profile, options, new_id), runner, device, settings, hidden),
+            policy=FATAL,
+        )
+        await wait_until_stopped(stop, actors)
+    await device.stop(timeout_s=1.0)
+
+
+if __name__ == "__main__":
+    run_service("target", serve)

@@ -1,0 +1,139 @@
+"""The same token ids with any drafter or none, alone or in a batch, in any chunks, from any point of a log."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from paceline import AsyncClient
+from tests.e2e.stack import Stack, running
+from tests.prompts import prompts
+
+MAX_TOKENS = 24
+REPLAY_AT = 9
+AT_ONCE = 8
+
+SAMPLING: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 0.8, "top_p": 0.95},
+}
+STACKS: dict[str, tuple[str, ...]] = {
+    "none": ("--drafter", "none"),
+    "ngram": ("--drafter", "ngram", "--prefill-chunk", "48", "--check-page-table", "true"),
+    "draft_model": ("--drafter", "smollm2-135m-instruct", "--k", "3", "--check-page-table", "true"),
+}
+
+Ids = tuple[int, ...]
+
+
+@dataclass
+class Texts:
+    """Token ids by (way of running, sampling, prompt); steps, drafted, accepted: summed over all."""
+
+    ids: dict[tuple[str, str, int], Ids]
+    log: str
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+def prompt_ids(stack: Stack) -> list[list[int]]:
+    rows = []
+    for text in prompts(per_group=2):
+        status, body = stack.request("/tokenize", {"messages": [{"role": "user", "content": text}]})
+        assert status == 200, body
+        rows.append(body["tokens"])
+    return rows
+
+
+async def collect(stack: Stack) -> Texts:
+    texts = Texts({}, "")
+    rows = prompt_ids(stack)
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async with AsyncClient(stack.address) as client:
+
+        async def run(way: str, name: str, number: int, ids: list[int], max_tokens: int) -> Ids:
+            async with gate:
+                seed = 1000 + number
+                stream = client.generate(
+                    token_ids=ids, max_tokens=max_tokens, seed=seed, ignore_eos=True, **SAMPLING[name]
+                )
+                done = await stream.result()
+            spec = done.final.spec
+            texts.steps += spec.steps
+            texts.drafted += spec.drafted
+            texts.accepted += spec.accepted
+            texts.ids[way, name, number] = done.token_ids
+            return done.token_ids
+
+        for name in SAMPLING:
+            await asyncio.gather(
+                *(run("batch", name, number, ids, MAX_TOKENS) for number, ids in enumerate(rows))
+            )
+            for number, ids in enumerate(rows):
+                await run("alone", name, number, ids, MAX_TOKENS)
+            await asyncio.gather(
+                *(
+                    run(
+                        "replayed",
+                        name,
+                        number,
+                        ids + list(texts.ids["alone", name, number][:REPLAY_AT]),
+                        MAX_TOKENS - REPLAY_AT,
+                    )
+                    for number, ids in enumerate(rows)
+                )
+            )
+    stack.wait_pool_full()
+    texts.log = stack.log
+    return texts
+
+
+@pytest.fixture(scope="module")
+def texts() -> dict[str, Texts]:
+    collected = {}
+    for name, flags in STACKS.items():
+        with running(*flags, draft=name != "none") as stack:
+            collected[name] = asyncio.run(collect(stack))
+    return collected
+
+
+@pytest.fixture(scope="module")
+def plain(texts: dict[str, Texts]) -> dict[tuple[str, int], Ids]:
+    """What the model says alone and without a drafter."""
+    return {(name, number): ids for (way, name, number), ids in texts["none"].ids.items() if way == "alone"}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("way", ["alone", "batch", "replayed"])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_token_ids_are_those_of_plain_decoding(
+    texts: dict[str, Texts], plain: dict[tuple[str, int], Ids], stack: str, way: str, sampling: str
+) -> None:
+    compared = 0
+    for (ran, name, number), ids in texts[stack].ids.items():
+        if (ran, name) == (way, sampling):
+            expected = plain[sampling, number]
+            assert len(expected) == MAX_TOKENS
+            assert ids == (expected[REPLAY_AT:] if way == "replayed" else expected), f"prompt {number}"
+            compared += 1
+    assert compared == 12
+
+
+def test_sampling_differs_from_greedy(plain: dict[tuple[str, int], Ids]) -> None:
+    assert sum(plain["greedy", number] != plain["sampled", number] for number in range(12)) >= 10
+
+
+def test_a_draft_model_with_the_targets_weights_is_always_accepted(texts: dict[str, Texts]) -> None:
+    mine = texts["draft_model"]
+    assert mine.drafted > 500
+    assert mine.accepted >= 0.999 * mine.drafted
+
+
+def test_the_exported_page_table_agrees_with_the_messages(texts: dict[str, Texts]) -> None:
+    for name in ("ngram", "draft_model"):
+        assert "page table of round" not in texts[name].log

@@ -1,0 +1,109 @@
+"""The decoder of the Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3, SmolLM2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from common.attention.backend import AttentionBackend
+from common.attention.kv_cache import KvCache
+from common.model.batch import ForwardBatch
+from common.model.config import ModelConfig
+from common.model.layers import DecoderLayer, RmsNorm
+from common.model.linear import Linear
+from common.model.rope import RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """logits: float32 [len(logit_rows), vocab]. captured: residual stream entering the layers asked for,
+    side by side, [rows, len(capture) × hidden] in the model's dtype; None when none were asked for."""
+
+    logits: torch.Tensor
+    captured: torch.Tensor | None
+
+
+class LlamaModel:
+    """embedding: [vocab, hidden], in dtype. max_positions: logical positions that the RoPE table has."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        dtype: torch.dtype,
+        max_positions: int,
+        embedding: torch.Tensor,
+        layers: tuple[DecoderLayer, ...],
+        final_norm: RmsNorm,
+        lm_head: Linear,
+        attention: AttentionBackend,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.max_positions = max_positions
+        self.embedding = embedding
+        self.layers = layers
+        self.final_norm = final_norm
+        self.lm_head = lm_head
+        self.attention = attention
+        self._rope = RopeTable(config.rope, config.head_dim, max_positions)
+
+    @torch.inference_mode()
+    def forward(
+        self, batch: ForwardBatch, cache: KvCache, *, capture: tuple[int, ...] | None = None
+    ) -> ForwardOutput:
+        """Writes the rows' KV into cache and returns the logits asked for.
+
+        capture: layer indices 0 … layers − 1. Raises ValueError, before anything is written, for ids,
+        positions or slots out of range, a cache of another shape, and layers that do not exist.
+        """
+
+        self._check(batch, cache, capture)
+        planned = self.attention.plan(batch)
+        rope = self._rope.rows(batch.positions, self.config.heads, self.config.kv_heads)
+        x = self.embedding.index_select(0, batch.ids)
+        entering: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            if capture is not None and index in capture:
+                entering[index] = x
+            x = layer(x, rope, planned, cache, index, batch.write_slots)
+        captured = None if capture is None else torch.cat([entering[index] for index in capture], dim=-1)
+        return ForwardOutput(self._logits(x, batch.logit_rows), captured)
+
+    def _logits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        if not rows.numel():
+            return torch.empty(0, self.config.vocab_size)
+        return self.lm_head(self.final_norm(x.index_select(0, rows))).float()
+
+    def _check(self, batch: ForwardBatch, cache: KvCache, capture: tuple[int, ...] | None) -> None:
+        config = self.config
+        shape = (config.layers, cache.positions, config.kv_heads, config.head_dim)
+        if tuple(cache.keys.shape) != shape or cache.keys.dtype != self.dtype:
+            raise ValueError(
+                f"KV cache is {cache.keys.dtype} {list(cache.keys.shape)}; this model needs {self.dtype}"
+                f" {list(shape)}"
+            )
+        if not batch.ids.numel():
+            raise ValueError("the batch has no rows")
+        if not batch.ids.shape == batch.positions.shape == batch.write_slots.shape:
+            raise ValueError(
+                f"ids, positions and write_slots have shapes {list(batch.ids.shape)},"
+                f" {list(batch.positions.shape)}"
+                f" and {list(batch.write_slots.shape)}; they must be equal"
+            )
+        _check_range("id", batch.ids, config.vocab_size)
+        _check_range("position", batch.positions, self.max_positions)
+        _check_range("write slot", batch.write_slots, cache.positions)
+        for segment in batch.segments:
+            _check_range("key slot", segment.key_slots, cache.positions)
+            _check_range("segment row", segment.rows, batch.ids.shape[0])
+        for index in capture or ():
+            if not 0 <= index < config.layers:
+                raise ValueError(f"capture names layer {index}; the model has layers 0 … {config.layers - 1}")
+
+
+def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
+    low, high = (int(value) for value in values.aminmax())
+    if low < 0 or high >= limit:
+        raise ValueError(f"{name} {low if low < 0 else high} is out of range; it must be in 0 … {limit - 1}")

@@ -31,9 +31,7 @@ class DraftActor(Actor["ev.Event | DeviceDone | DeviceFailed"]):
     """The link asks for Attach and Detach only while the device is idle, so that the drafter may be touched
     from the event loop then."""
 
-    def __init__(
-        self, link: DraftLink, drafter: Drafter, device: DeviceThread, settings: Settings
-    ) -> None:
+    def __init__(self, link: DraftLink, drafter: Drafter, device: DeviceThread, settings: Settings) -> None:
         self._link = link
         self._drafter = drafter
         self._device = device

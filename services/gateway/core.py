@@ -87,9 +87,7 @@ class GatewayEngine:
         )
         try:
             core.tell(
-                ev.Submit(
-                    request, spec.prompt_ids, spec.sampling, spec.max_tokens, generation, spec.priority
-                )
+                ev.Submit(request, spec.prompt_ids, spec.sampling, spec.max_tokens, generation, spec.priority)
             )
         except Undeliverable as error:
             raise AdmissionError("queue_full", f"The gateway is overloaded: {error}") from error

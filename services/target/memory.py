@@ -72,5 +72,3 @@ class Exports:
     def close(self) -> None:
         self.free_regions()
         self._arena.close()
-
-

@@ -22,7 +22,16 @@ SAMPLING: dict[str, dict[str, float]] = {
 STACKS: dict[str, tuple[str, ...]] = {
     "none": ("--drafter", "none"),
     "ngram": ("--drafter", "ngram", "--prefill-chunk", "48", "--check-page-table", "true"),
-    "draft_model": ("--drafter", "smollm2-135m-instruct", "--k", "3", "--check-page-table", "true"),
+    "draft_model": (
+        "--drafter",
+        "smollm2-135m-instruct",
+        "--k",
+        "3",
+        "--draft-wait-s",
+        "10",
+        "--check-page-table",
+        "true",
+    ),
 }
 
 Ids = tuple[int, ...]

@@ -93,9 +93,7 @@ class DraftModelDrafter:
         while going_on := [chain for chain in chains if chain.going_on]:
             self._step(going_on)
         return tuple(
-            Tree(
-                chain.row.slot, (chain.row.ids[-1], *chain.drafted), tuple(range(-1, len(chain.drafted)))
-            )
+            Tree(chain.row.slot, (chain.row.ids[-1], *chain.drafted), tuple(range(-1, len(chain.drafted))))
             for chain in chains
             if chain.drafted
         )
@@ -129,9 +127,7 @@ class DraftModelDrafter:
         ]
         self._forward([], steps, chains)
 
-    def _forward(
-        self, extends: Sequence[_Extend], steps: Sequence[_Step], chains: Sequence[_Chain]
-    ) -> None:
+    def _forward(self, extends: Sequence[_Extend], steps: Sequence[_Step], chains: Sequence[_Chain]) -> None:
         """One forward; every step's chain gets its next token."""
         if not extends and not steps:
             return

@@ -28,7 +28,7 @@ from services.gateway.zmq.settings import AddressRefused, ZmqSettings
 log = logging.getLogger("gateway")
 
 DRAIN_S = 0.0
-"""Open streams end at once with an error frame: what is half generated would not end within a stop's grace."""
+"""Open streams end at once with an error frame: most would not end within the grace of a stop."""
 
 
 def load(settings: Settings) -> tuple[ResolvedModel, Tokenizer]:
@@ -78,7 +78,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     try:
         zmq_front = ZmqFront(engine, tokenizer, zmq_address, ZmqSettings())
         async with Supervisor() as actors, contextlib.AsyncExitStack() as fronts:
-            # A Coordinator that fails has lost its requests: the process ends, and starts over with a new epoch.
+            # A Coordinator that fails has lost its requests: the process starts over with a new epoch.
             actors.spawn(
                 "gateway",
                 lambda: GatewayActor(coordinator, core, settings.run_dir),

@@ -36,7 +36,7 @@ NO_DRAFTER = "none"
 
 
 class GatewayEngine:
-    """Implements `Engine`. Event loop only. pages: of the KV pool that can be given out, 0 without a target."""
+    """Implements `Engine`. Event loop only. pages: that the KV pool can give out, 0 without a target."""
 
     def __init__(self, model: str, max_model_len: int, tokenizer: Tokenizer, queue_limit: int) -> None:
         self._info = EngineInfo(model, max_model_len, tokenizer.vocab_size, NO_DRAFTER, int(time.time()))

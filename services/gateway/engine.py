@@ -30,7 +30,8 @@ class GenerationSpec:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What one committed step added. text may be empty while a possible stop string or half a character is
-    held back. from_draft: for each id, whether it was an accepted draft token. drafted, accepted: of this step."""
+    held back. from_draft: for each id, whether it was an accepted draft token. drafted, accepted: of this
+    step."""
 
     token_ids: tuple[int, ...]
     text: str

@@ -1,4 +1,4 @@
-"""The same token ids with any drafter or none, alone or in a batch, in any chunks, from any point of a log."""
+"""The same token ids with any drafter or none, alone or batched, in any chunks, from any point of a log."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_settings_survive_the_way_through_a_childs_environment() -> None:
 def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     config = tmp_path / "paceline.toml"
     config.write_bytes(b"port = \xff")
-    with pytest.raises(SettingsError, match="paceline.toml"):
+    with pytest.raises(SettingsError, match=r"paceline\.toml"):
         load("--config", str(config))
-    with pytest.raises(SettingsError, match="missing.toml"):
+    with pytest.raises(SettingsError, match=r"missing\.toml"):
         load("--config", str(tmp_path / "missing.toml"))

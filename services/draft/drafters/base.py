@@ -14,8 +14,9 @@ from services.draft.work import DraftWork, Tree
 class SharedState:
     """The target's memory as the draft sees it.
 
-    page_table: int32 [slots, pages per slot], read-only. kv: uint8 [bytes], the drafter's KV region, writable;
-    empty for a drafter without KV. hidden: bf16 [2, rows, hidden], read-only rows of the target's hidden states.
+    page_table: int32 [slots, pages per slot], read-only. kv: uint8 [bytes], the drafter's KV region,
+    writable; empty for a drafter without KV. hidden: bf16 [2, rows, states], read-only rows of the target's
+    hidden states.
     """
 
     page_table: torch.Tensor

@@ -1,4 +1,4 @@
-"""A standalone draft model of the target's vocabulary, with its KV in the pages that it shares with the target."""
+"""A standalone draft model of the target's vocabulary, with its KV in the pages that both share."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ class DraftModelDrafter:
         """One forward; every step's chain gets its next token."""
         if not extends and not steps:
             return
-        assert self._shared is not None and self._cache is not None
+        assert self._shared is not None
+        assert self._cache is not None
         batch = build_batch(extends, steps, self._shared.page_size)
         logits = self._model.forward(batch, self._cache).logits.numpy()[:, : self.vocab_size]
         for chain, step, row in zip(chains, steps, logits, strict=True):

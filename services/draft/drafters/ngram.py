@@ -16,7 +16,7 @@ MAX_K = 32
 
 @dataclass(slots=True)
 class _Index:
-    """after[ngram]: position behind its latest occurrence that has a successor. indexed: ids already taken in."""
+    """after[ngram]: position behind its latest occurrence with a successor. indexed: ids taken in so far."""
 
     key: tuple[int, int]
     indexed: int = 0
@@ -24,7 +24,7 @@ class _Index:
 
 
 class NgramDrafter:
-    """Chains of up to k tokens, copied from behind the longest matching n-gram (longest_n down to shortest_n)."""
+    """Chains of up to k tokens, copied from behind the longest n-gram that matches."""
 
     name = "ngram"
     kv_bytes_per_position = 0

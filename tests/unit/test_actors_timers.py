@@ -39,7 +39,7 @@ async def run_script(*steps: Callable[[Scripted], object]) -> list[object]:
 
 
 async def wait_for_waiting(actor: Scripted, count: int) -> None:
-    while actor.context.ref.stats().waiting < count:  # noqa: ASYNC110 - the mailbox signals its reader only
+    while actor.context.ref.stats().waiting < count:
         await asyncio.sleep(0)
 
 

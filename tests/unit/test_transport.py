@@ -115,7 +115,7 @@ def raw() -> Iterator[Callable[[int, str, bytes], "zmq.Socket[bytes]"]]:
 
 async def until(holds: Callable[[], bool]) -> None:
     """For what changes a counter and nothing else."""
-    while not holds():  # noqa: ASYNC110
+    while not holds():
         await asyncio.sleep(0.001)
 
 

@@ -84,7 +84,7 @@ async def test_a_killed_dealer_is_lost_and_its_successor_is_served(tmp_path: Pat
     process.send_signal(signal.SIGKILL)
     await process.wait()
     # As heartbeats do, until one finds the peer gone.
-    while router.send(first, Heartbeat(1, 1, 7, True)):  # noqa: ASYNC110
+    while router.send(first, Heartbeat(1, 1, 7, True)):
         await asyncio.sleep(0.001)
     assert await lost.get() == first
     with pytest.raises(PeerLost):
@@ -121,7 +121,7 @@ async def test_a_killed_router_is_lost_and_its_successor_is_found(tmp_path: Path
     with pytest.raises(PeerLost):
         await question
     assert not dealer.send(Heartbeat(1, 1, 7, True))
-    assert os.path.exists(tmp_path / "run" / "a.sock")  # noqa: ASYNC240 - left behind by the killed process
+    assert os.path.exists(tmp_path / "run" / "a.sock")
 
     await start("router", dealer.address, 2)
     await connected.wait()

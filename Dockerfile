@@ -18,7 +18,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PACELINE_RUN_DIR=/run/paceline \
     PACELINE_SHM_DIR=/dev/paceline-shm \
     TORCHINDUCTOR_CACHE_DIR=/var/cache/paceline \
-    OMP_WAIT_POLICY=PASSIVE \
+    GOMP_SPINCOUNT=30000 \
     TOKENIZERS_PARALLELISM=false
 
 COPY common ./common

@@ -1,11 +1,8 @@
 """Fixtures shared by every kind of test."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")

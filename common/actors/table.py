@@ -1,5 +1,6 @@
 """A state machine's state × event table: the machine dispatches by it, the docs print it."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,14 @@ class Table:
 
     def handler(self, state: str, event: type) -> str | None:
         return self._handlers.get((state, event))
+
+    def dispatch(self, machine: object, state: str, subject: object, counters: Counter[str]) -> None:
+        """Give subject to the machine's handler for it in this state, or drop and count it."""
+        handler = self.handler(state, type(subject))
+        if handler is None:
+            counters[f"dropped:{state}:{type(subject).__name__}"] += 1
+        else:
+            getattr(machine, handler)(subject)
 
     def __iter__(self) -> Iterator[tuple[type, str, str]]:
         """Every cell: event type, state, handler name."""

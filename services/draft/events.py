@@ -5,25 +5,16 @@ Times are seconds on one monotonic clock.
 
 from dataclasses import dataclass
 
+from common.actors.machine import SetTimer as SetTimer
+from common.actors.machine import Start as Start
+from common.actors.machine import TimerFired as TimerFired
+from common.link.events import Executed as Executed
+from common.link.events import LinkEffect, LinkEvent
+from common.link.events import Received as Received
+from common.link.events import Refused as Refused
+from common.link.events import Run as Run
+from common.link.events import SendGateway as SendGateway
 from common.messages.lifecycle import ConfigureDraft, Message
-from services.draft.work import DraftResult, DraftWork
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """First event of a machine's life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message of the gateway or of the target; its type says which."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +34,12 @@ class PatternRead:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """Answer to Run."""
-
-    result: DraftResult
-
-
-Event = Start | Received | TimerFired | Attached | PatternRead | Executed
-
-
-@dataclass(frozen=True, slots=True)
-class SendGateway:
-    message: Message
+Event = LinkEvent | Attached | PatternRead
 
 
 @dataclass(frozen=True, slots=True)
 class SendTarget:
     message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Replaces an earlier timer of the same name."""
-
-    name: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +70,4 @@ class ReadPattern:
     nonce: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Give to the device. At most one is unanswered."""
-
-    work: DraftWork
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The gateway or the self-test does not take this service; worth a log line. The link goes on saying
-    Hello."""
-
-    reason: str
-
-
-Effect = SendGateway | SendTarget | SetTimer | Attach | Detach | WritePattern | ReadPattern | Run | Refused
+Effect = LinkEffect | SendTarget | Attach | Detach | WritePattern | ReadPattern

@@ -1,11 +1,9 @@
-"""The draft's side of the protocol, without I/O: start-up and liveness; rounds are in `rounds`."""
+"""The draft's side of the protocol, without I/O: start-up; rounds are in `rounds`."""
 
-from collections import Counter
 from collections.abc import Callable
 
-from msgspec.structs import replace
-
 from common.actors.table import Table, everywhere
+from common.link.link import NO_STAMP, ServiceLink
 from common.messages.lifecycle import (
     ConfigureDraft,
     DraftHello,
@@ -18,13 +16,10 @@ from common.messages.lifecycle import (
 )
 from common.messages.lifecycle import Refused as RefusedMessage
 from common.messages.rounds import Propose, Verdict
-from common.messages.stamp import Stamp
 from services.draft import events as ev
-from services.draft import rounds as rounds_module
 from services.draft.options import DraftOptions
 from services.draft.rounds import Rounds
-
-NO_STAMP = Stamp(0, 0, 0)
+from services.draft.work import DraftResult
 
 STATES = ("hello", "attaching", "testing", "ready", "leaving")
 HELLO, ATTACHING, TESTING, READY, LEAVING = STATES
@@ -34,7 +29,7 @@ TABLE = Table(
     STATES,
     {
         ev.Start: {HELLO: "say_hello"},
-        ev.TimerFired: {HELLO: "say_hello", **everywhere(JOINED, "on_timer")},
+        ev.TimerFired: {HELLO: "say_hello", ATTACHING: "on_timer", TESTING: "test_again", READY: "on_timer"},
         RefusedMessage: {HELLO: "note_refusal"},
         StartOver: everywhere((HELLO, *JOINED), "leave"),
         ConfigureDraft: {HELLO: "attach", READY: "answer_ready"},
@@ -49,128 +44,76 @@ TABLE = Table(
 )
 
 
-class DraftLink:
-    """Keeps the draft's logs, decides what the device drafts and answers every Propose.
+class DraftLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
+    """Keeps the draft's logs, decides what the device drafts and answers every Propose."""
 
-    profile: the Hello to introduce this process with; its incarnation is replaced by one from new_id, drawn
-    again each time the link starts over. new_id gives random non-zero ids.
-    """
+    table = TABLE
+    hello_state = HELLO
+    from_peer = (SelfTestReply, Verdict)
+    options: DraftOptions
 
     def __init__(self, profile: DraftHello, options: DraftOptions, new_id: Callable[[], int]) -> None:
-        self.options = options
-        self.counters: Counter[str] = Counter()
-        self.device_busy = False
-        self._profile = profile
-        self._new_id = new_id
-        self._effects: list[ev.Effect] = []
-        self._now = 0.0
-        self._reset()
+        super().__init__(profile, options, new_id)
 
     def _reset(self) -> None:
-        self.state = HELLO
-        self.stamp = NO_STAMP
-        self.rounds: Rounds | None = None
-        self._hello = replace(self._profile, incarnation=self._new_id())
+        super()._reset()
         self._configure: ConfigureDraft | None = None
-        self._heard_at = self._now
         self._nonce = 0
         self._test_by = 0.0
-
-    @property
-    def incarnation(self) -> int:
-        return self._hello.incarnation
-
-    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """The effects of one event, to be carried out in order. now: seconds, never going back."""
-        self._effects = []
-        self._now = now
-        if self.rounds is not None:
-            self.rounds.effects, self.rounds.now = self._effects, now
-        if isinstance(event, ev.Executed):
-            self.device_busy = False
-        if not isinstance(event, ev.Received):
-            self._dispatch(event)
-        elif self._is_current(event.message):
-            if not isinstance(event.message, SelfTestReply | Verdict):
-                self._heard_at = now
-            self._dispatch(event.message)
-        else:
-            self.counters[f"stale:{type(event.message).__name__}"] += 1
-        if any(isinstance(effect, ev.Run) for effect in self._effects):
-            self.device_busy = True
-        return self._effects
-
-    def _dispatch(self, subject: object) -> None:
-        handler = TABLE.handler(self.state, type(subject))
-        if handler is None:
-            self.counters[f"dropped:{self.state}:{type(subject).__name__}"] += 1
-        else:
-            getattr(self, handler)(subject)
 
     def _is_current(self, message: Message) -> bool:
         match message:
             case ConfigureDraft():
                 return message.stamp.draft == self.incarnation and self.stamp in (message.stamp, NO_STAMP)
-            case RefusedMessage() | StartOver():
-                return message.incarnation == self.incarnation
-            case Heartbeat():
-                return message.incarnation == self.incarnation and message.epoch == self.stamp.epoch
+            case RefusedMessage() | StartOver() | Heartbeat():
+                return self.is_for_this_incarnation(message)
             case SelfTestReply() | Propose() | Verdict():
                 return message.stamp == self.stamp
         return False
-
-    def pass_to_rounds(self, subject: Propose | Verdict | ev.Executed | ev.TimerFired) -> None:
-        """See the table of the rounds."""
-        assert self.rounds is not None
-        handler = rounds_module.TABLE.handler(self.rounds.state, type(subject))
-        if handler is None:
-            self.counters[f"dropped:{self.rounds.state}:{type(subject).__name__}"] += 1
-        else:
-            getattr(self.rounds, handler)(subject)
-
-    def say_hello(self, _: ev.Start | ev.TimerFired) -> None:
-        """Say Hello, and again after heartbeat_s."""
-        self._effects.append(ev.SendGateway(self._hello))
-        self._effects.append(ev.SetTimer("tick", self._now + self.options.heartbeat_s))
-
-    def note_refusal(self, message: RefusedMessage) -> None:
-        """Report the reason; Hello goes on."""
-        self._effects.append(ev.Refused(message.reason))
 
     def attach(self, configure: ConfigureDraft) -> None:
         """Map the target's region."""
         self._configure = configure
         self.stamp = configure.stamp
         self.state = ATTACHING
-        self._effects.append(ev.Attach(configure))
+        self.effects.append(ev.Attach(configure))
 
     def test(self, event: ev.Attached) -> None:
         """Write a pattern and have the target read it; say why if the region did not fit."""
         if event.draft != self.incarnation:
-            self.counters["stale:Attached"] += 1
+            self.count_stale(event)
             return
         if event.error:
             self._fail(event.error)
             return
         self._nonce = self._new_id() & 0x7FFFFFFF
-        self._test_by = self._now + self.options.self_test_s
+        self._test_by = self.now + self.options.self_test_s
         self.state = TESTING
-        self._effects.append(ev.WritePattern(self._nonce))
-        self._effects.append(ev.SendTarget(SelfTest(self.stamp, self._nonce)))
+        self.effects.append(ev.WritePattern(self._nonce))
+        self.effects.append(ev.SendTarget(SelfTest(self.stamp, self._nonce)))
+
+    def test_again(self, event: ev.TimerFired) -> None:
+        """tick: SelfTest again, or say why not after self_test_s without an answer. Then as on_timer."""
+        if event.name == "tick" and not self.gateway_is_silent:
+            if self.now >= self._test_by:
+                self._fail("self-test: no answer from the target")
+                return
+            self.effects.append(ev.SendTarget(SelfTest(self.stamp, self._nonce)))
+        self.on_timer(event)
 
     def read_back(self, reply: SelfTestReply) -> None:
         """Check the pattern that the target wrote."""
         if reply.nonce != self._nonce:
-            self.counters["stale:SelfTestReply"] += 1
+            self.count_stale(reply)
         elif reply.ok:
-            self._effects.append(ev.ReadPattern(self.incarnation, self._nonce + 1))
+            self.effects.append(ev.ReadPattern(self.incarnation, self._nonce + 1))
         else:
             self._fail("self-test: the target did not find the draft's pattern in the shared region")
 
     def finish_test(self, event: ev.PatternRead) -> None:
         """Say DraftReady and take rounds, or say why not."""
         if event.draft != self.incarnation:
-            self.counters["stale:PatternRead"] += 1
+            self.count_stale(event)
         elif event.ok:
             assert self._configure is not None
             self.state = READY
@@ -182,18 +125,11 @@ class DraftLink:
 
     def answer_ready(self, _: ConfigureDraft) -> None:
         """The answer was lost: give it again."""
-        self._effects.append(ev.SendGateway(DraftReady(self.stamp)))
+        self.effects.append(ev.SendGateway(DraftReady(self.stamp)))
 
     def _fail(self, reason: str) -> None:
-        self._effects.append(ev.SendGateway(DraftReady(self.stamp, error=reason)))
-        self._effects.append(ev.Refused(reason))
-        self._start_over()
-
-    def hear(self, _: Heartbeat) -> None:
-        """The gateway lives, as every message of it shows."""
-
-    def leave(self, _: StartOver) -> None:
-        """Detach and start over, once the device is done."""
+        self.effects.append(ev.SendGateway(DraftReady(self.stamp, error=reason)))
+        self.effects.append(ev.Refused(reason))
         self._start_over()
 
     def _start_over(self) -> None:
@@ -201,33 +137,9 @@ class DraftLink:
             self.state = LEAVING
             return
         if self._configure is not None:
-            self._effects.append(ev.Detach())
-        self._reset()
-        self.say_hello(ev.Start())
+            self.effects.append(ev.Detach())
+        super()._start_over()
 
-    def detach(self, _: ev.Executed) -> None:
+    def detach(self, _: ev.Executed[DraftResult]) -> None:
         """The device is done: detach and start over."""
         self._start_over()
-
-    def on_timer(self, event: ev.TimerFired) -> None:
-        """tick: heartbeat, SelfTest again, or start over when the gateway or the test is silent too long. Any
-        other: pass_to_rounds."""
-        if event.name == "tick":
-            self._tick()
-        elif self.state == READY:
-            self.pass_to_rounds(event)
-
-    def _tick(self) -> None:
-        if self._now - self._heard_at >= self.options.silence_s:
-            self.counters["gateway_silent"] += 1
-            self._start_over()
-            return
-        if self.state == TESTING:
-            if self._now >= self._test_by:
-                self._fail("self-test: no answer from the target")
-                return
-            self._effects.append(ev.SendTarget(SelfTest(self.stamp, self._nonce)))
-        finished = self.rounds.finished if self.rounds is not None else 0
-        beat = Heartbeat(self.stamp.epoch, self.incarnation, finished, self.device_busy)
-        self._effects.append(ev.SendGateway(beat))
-        self._effects.append(ev.SetTimer("tick", self._now + self.options.heartbeat_s))

@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.actors.table import Table, everywhere
+from common.link.rounds import LinkRounds
 from common.messages.lifecycle import ConfigureDraft
 from common.messages.rounds import Behind, Proposal, ProposalRow, Propose, Verdict
 from services.draft import events as ev
 from services.draft.logs import DraftLog
-from services.draft.work import DraftWork, Tree
-
-TIMER_SLACK_S = 1e-3
+from services.draft.work import DraftResult, DraftWork, Tree
 
 IDLE, WAITING, RUNNING = STATES = ("idle", "waiting", "running")
 
@@ -38,33 +37,29 @@ class Working:
     trees: dict[int, Tree] = field(default_factory=dict)
 
 
-class Rounds:
-    """Effects go to the list that the link gives before each event, with the time.
+class Rounds(LinkRounds[ev.Effect]):
+    """One work on the device at a time, and an answer to every Propose.
 
     has_state: the drafter keeps state by position, so prompts under way are worth extending over.
     """
 
+    table = TABLE
+
     def __init__(
         self, configure: ConfigureDraft, has_state: bool, join_s: float, counters: Counter[str]
     ) -> None:
-        self.state = IDLE
+        super().__init__(IDLE, join_s, counters)
         self.stamp = configure.stamp
         self.logs: dict[int, DraftLog] = {}
-        self.finished = 0
-        self.effects: list[ev.Effect] = []
-        self.now = 0.0
         self._max_model_len = configure.max_model_len
         self._max_nodes = configure.max_nodes
         self._has_state = has_state
-        self._join_s = join_s
-        self._counters = counters
         self._released: list[int] = []
         self._round = 0
         self._k = 0
         self._verdict_round = 0
         self._acked_sent = 0
         self._pending: Propose | None = None
-        self._join_by = 0.0
         self._running: Working | None = None
         self._early: Working | None = None
 
@@ -72,7 +67,7 @@ class Rounds:
         """Take commits and the live set; answer at once if there is nothing to draft or the device is busy,
         else draft, after the verdict of the round before."""
         if propose.round <= self._round or propose.group != 0:
-            self._counters["stale:Propose"] += 1
+            self.counters["stale:Propose"] += 1
             return
         previous, self._round, self._k = self._round, propose.round, propose.k
         self._pending = propose
@@ -81,7 +76,7 @@ class Rounds:
         early, self._early = self._early, None
         if self._running is not None:
             if not wanted or self._running.round != propose.round:
-                self._counters["busy"] += wanted
+                self.counters["busy"] += wanted
                 self._answer(None)
         elif not wanted:
             self.finished += 1
@@ -92,8 +87,7 @@ class Rounds:
             self._extend()
         elif previous == propose.round - 1 and previous > self._verdict_round:
             self.state = WAITING
-            self._join_by = self.now + self._join_s
-            self.effects.append(ev.SetTimer("join", self._join_by))
+            self.wait_to_join()
         else:
             self._work_on_pending()
 
@@ -112,14 +106,14 @@ class Rounds:
                 self._released.append(slot)
         self.logs = live
         if behind:
-            self._counters["gap"] += len(behind)
+            self.counters["gap"] += len(behind)
             self.effects.append(ev.SendGateway(Behind(self.stamp, 0, behind)))
 
     def take_verdict(self, verdict: Verdict) -> None:
         """Note what comes after each log; draft for the next round before its Propose is here if the device
         is free."""
         if verdict.round <= self._verdict_round or verdict.group != 0:
-            self._counters["stale:Verdict"] += 1
+            self.counters["stale:Verdict"] += 1
             return
         self._verdict_round = verdict.round
         if verdict.round < self._round - 1:
@@ -136,8 +130,8 @@ class Rounds:
 
     def stop_waiting(self, event: ev.TimerFired) -> None:
         """Draft without the verdict if its deadline has passed."""
-        if event.name == "join" and self.now + TIMER_SLACK_S >= self._join_by:
-            self._counters["missed:Verdict"] += 1
+        if self.has_waited(event):
+            self.counters["missed:Verdict"] += 1
             self._work_on_pending()
 
     def _work_on_pending(self) -> None:
@@ -178,7 +172,7 @@ class Rounds:
         released, self._released = tuple(self._released), []
         self.effects.append(ev.Run(DraftWork(0, round_, tuple(rows), released)))
 
-    def finish_work(self, event: ev.Executed) -> None:
+    def finish_work(self, event: ev.Executed[DraftResult]) -> None:
         """Answer the Propose that waits for this work, or keep it for the one to come; acknowledge what the
         work held."""
         assert self._running is not None
@@ -186,7 +180,7 @@ class Rounds:
         self.state = IDLE
         self.finished += 1
         if event.result.error:
-            self._counters["failed_work"] += 1
+            self.counters["failed_work"] += 1
             for log in self.logs.values():
                 log.handed = ()
         else:
@@ -223,7 +217,7 @@ class Rounds:
         if tree is None or not log.row.draft or len(tree.tokens) < 2 or work.keys.get(slot) != log.key:
             return None
         if work.ids[slot] != tuple(log.ids) or not self._is_whole(log):
-            self._counters["drafted_past_commit"] += 1
+            self.counters["drafted_past_commit"] += 1
             return None
         request, generation = log.key
         return ProposalRow(request, slot, generation, len(log.ids), list(tree.tokens), list(tree.parents))

@@ -4,6 +4,7 @@ commits."""
 from collections import Counter
 from collections.abc import Callable
 
+from common.actors.machine import Machine
 from common.actors.table import Table, everywhere
 from common.messages.lifecycle import Message
 from common.messages.rounds import AdmitAnswer, Behind, Commit, ReleaseRow, Verdict, VerdictRow
@@ -21,8 +22,6 @@ from services.gateway.schedule import (
     plan_rows,
 )
 
-TIMER_SLACK_S = 1e-3
-
 IDLE, VERIFYING, PAUSING = STATES = ("idle", "verifying", "pausing")
 
 ROUND_TABLE = Table(
@@ -37,27 +36,26 @@ ROUND_TABLE = Table(
 )
 
 
-class Coordinator:
+class Coordinator(Machine[ev.Effect]):
     """Drives the rounds of one group over the pair of services.
 
     controller chooses k. new_id gives random non-zero ids. A request ends with exactly one Finished or
     Failed.
     """
 
+    table = ROUND_TABLE
+
     def __init__(
         self, options: CoordinatorOptions, controller: KController, new_id: Callable[[], int]
     ) -> None:
+        super().__init__(IDLE, Counter())
         self.options = options
-        self.counters: Counter[str] = Counter()
         self.requests = Requests()
-        self.state = IDLE
         self.free_pages = 0
         self.retiring_pages = 0
         self._controller = controller
         self._pair = Pair(options, new_id(), self.counters, self._in_flight)
         self._drafting = DraftPause(options)
-        self._effects: list[ev.Effect] = []
-        self._now = 0.0
         self._away_since = 0.0
         self._target = 0
         self._draft = 0
@@ -81,14 +79,13 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """The effects of one event, to be carried out in order. now: seconds, never going back."""
-        self._effects = []
-        self._now = now
-        self._pair.effects = self._effects
-        self._pair.now = now
+        effects: list[ev.Effect] = []
+        self.effects, self.now = effects, now
+        self._pair.effects, self._pair.now = effects, now
         match event:
             case ev.Start():
                 self._away_since = now
-                self._set_timer("tick", now + self.options.heartbeat_s)
+                self.set_timer("tick", now + self.options.heartbeat_s)
             case ev.Received():
                 self._receive(event.peer, event.message)
             case ev.PeerLost():
@@ -97,32 +94,22 @@ class Coordinator:
             case ev.TimerFired(name="tick"):
                 self._tick()
             case _:
-                self._dispatch(event)
+                self.dispatch(event)
         self._follow_pair()
         if self.state == IDLE and self._target:
             self._start_round_if_needed()
-        return self._effects
+        return effects
 
     def _receive(self, peer: ev.Peer, message: Message) -> None:
         kind = type(message)
         if kind in ROUND_TABLE.events:
-            self._dispatch(message)
+            self.dispatch(message)
         elif peer == "target" and kind in TARGET_TABLE.events:
             self._pair.dispatch(TARGET_TABLE, message)
         elif kind in DRAFT_TABLE.events:
             self._pair.dispatch(DRAFT_TABLE, message)
         else:
             self.counters[f"unexpected:{kind.__name__}"] += 1
-
-    def _dispatch(self, subject: object) -> None:
-        handler = ROUND_TABLE.handler(self.state, type(subject))
-        if handler is None:
-            self.counters[f"dropped:{self.state}:{type(subject).__name__}"] += 1
-        else:
-            getattr(self, handler)(subject)
-
-    def _set_timer(self, name: str, at: float) -> None:
-        self._effects.append(ev.SetTimer(name, at))
 
     def _in_flight(self) -> bool:
         return any(one.generated for one in self.requests.by_id.values())
@@ -162,14 +149,14 @@ class Coordinator:
     def _finish(self, request: Request, reason: str) -> None:
         self.requests.remove(request)
         stats = request.stats()
-        self._effects.append(
+        self.effects.append(
             ev.Finished(request.request, reason, stats, request.cached_tokens, request.admitted_at)
         )
 
     def _fail(self, request: Request, code: str, error: str) -> None:
         self.requests.remove(request)
         stats = request.stats()
-        self._effects.append(
+        self.effects.append(
             ev.Failed(request.request, code, error, stats, request.cached_tokens, request.admitted_at)
         )
 
@@ -181,8 +168,8 @@ class Coordinator:
 
     def _tick(self) -> None:
         self._pair.tick()
-        self._set_timer("tick", self._now + self.options.heartbeat_s)
-        if not self._target and self._now - self._away_since >= self.options.return_s:
+        self.set_timer("tick", self.now + self.options.heartbeat_s)
+        if not self._target and self.now - self._away_since >= self.options.return_s:
             for request in list(self.requests.by_id.values()):
                 self._fail(request, "error", f"no target has served for {self.options.return_s:g} s")
 
@@ -191,7 +178,7 @@ class Coordinator:
         if pair.serving != self._target:
             if self._target:
                 self._replay_all()
-                self._away_since = self._now
+                self._away_since = self.now
             self._target = pair.serving
             self._round_number = 0
             self._round = None
@@ -241,12 +228,12 @@ class Coordinator:
         pause_s = min(self.options.stall_s * 2**self._stalls, self.options.stall_max_s)
         self._stalls += 1
         self.state = PAUSING
-        self._resume_at = self._now + pause_s
-        self._set_timer("pause", self._resume_at)
+        self._resume_at = self.now + pause_s
+        self.set_timer("pause", self._resume_at)
 
     def resume(self, event: ev.TimerFired) -> None:
         """The pause is over: send a round, even one that asks for nothing, to learn what changed."""
-        if event.name == "pause" and self._now + TIMER_SLACK_S >= self._resume_at:
+        if event.name == "pause" and self.is_due(self._resume_at):
             self._start_round()
 
     def _start_round(self) -> None:
@@ -261,32 +248,32 @@ class Coordinator:
         self._round_number += 1
         releases, self.requests.releases = self.requests.releases, []
         self._round = begin_round(
-            self._round_number, self._pair.stamp, k, plans, admitted, releases, self._now
+            self._round_number, self._pair.stamp, k, plans, admitted, releases, self.now
         )
         if self._draft:
-            self._effects.append(ev.Send("draft", propose_for(self._round.verify, plans)))
+            self.effects.append(ev.Send("draft", propose_for(self._round.verify, plans)))
         self.state = VERIFYING
         self._send_verify()
 
     def _choose_k(self, verify_rows: int, max_rows: int, max_nodes: int) -> int:
         draft = self._pair.draft
-        if not self._draft or draft is None or self._drafting.paused(self._now, self._pair.draft_beat):
+        if not self._draft or draft is None or self._drafting.paused(self.now, self._pair.draft_beat):
             return 0
         k = min(self._controller.choose(verify_rows), draft.max_k, max_nodes - 1)
         return max(0, min(k, max_rows // max(1, verify_rows) - 1))
 
     def _send_verify(self) -> None:
         assert self._round is not None
-        self._effects.append(ev.Send("target", self._round.verify))
-        self._resend_at = self._now + self.options.resend_s
-        self._set_timer("verify", self._resend_at)
+        self.effects.append(ev.Send("target", self._round.verify))
+        self._resend_at = self.now + self.options.resend_s
+        self.set_timer("verify", self._resend_at)
 
     def verify_again(self, event: ev.TimerFired) -> None:
         """No verdict yet: send the identical Verify, or give the target up after round_timeout_s."""
         assert self._round is not None
-        if event.name != "verify" or self._now + TIMER_SLACK_S < self._resend_at:
+        if event.name != "verify" or not self.is_due(self._resend_at):
             return
-        if self._now - self._round.started_at >= self.options.round_timeout_s:
+        if self.now - self._round.started_at >= self.options.round_timeout_s:
             self._pair.lose_target(f"target did not finish a round within {self.options.round_timeout_s:g} s")
             return
         self.counters["resent:Verify"] += 1
@@ -306,7 +293,7 @@ class Coordinator:
         self._pair.rounds += 1
         self._pair.heard_verdict(verdict.stamp.draft)
         self._controller.observe(verdict)
-        self._drafting.observe(verdict.draft, self._now, self._pair.draft_beat)
+        self._drafting.observe(verdict.draft, self.now, self._pair.draft_beat)
         self.free_pages, self.retiring_pages = verdict.free_pages, verdict.retiring_pages
         moved = [self._seat(answer) for answer in verdict.admitted]
         moved += [self._take_row(row, verdict.error) for row in verdict.rows]
@@ -333,7 +320,7 @@ class Coordinator:
             return True
         if answer.status == "ok":
             if request.admitted_at is None:
-                request.admitted_at = self._now
+                request.admitted_at = self.now
                 request.cached_tokens = answer.cached
             self.requests.go_live(request, answer)
             return True
@@ -376,7 +363,7 @@ class Coordinator:
         assert self._pair.limits is not None
         step = commit(request, row, self._pair.limits.max_model_len)
         request.kv, request.allocated, request.strikes = row.kv, row.allocated, 0
-        self._effects.append(ev.Emit(request.request, step.ids, step.from_draft, row.drafted, step.accepted))
+        self.effects.append(ev.Emit(request.request, step.ids, step.from_draft, row.drafted, step.accepted))
         if step.reason is not None:
             self._finish(request, step.reason)
         return True

@@ -7,6 +7,9 @@ Times are seconds on one monotonic clock.
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from common.actors.machine import SetTimer as SetTimer
+from common.actors.machine import Start as Start
+from common.actors.machine import TimerFired as TimerFired
 from common.messages.lifecycle import Message, TargetHello
 from common.sampling.params import SamplingParams
 from services.gateway.engine import SpecStats
@@ -20,11 +23,6 @@ class Sink(Protocol):
     def push(self, token_id: int) -> str | None:
         """The finish reason when generation ends with this token (EOS, stop string), else None."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """First event of a machine's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +52,6 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class PeerLost:
     """The transport knows that the peer is gone (process exit, overflow of its send queue)."""
 
@@ -73,14 +66,6 @@ Event = Start | Submit | Abort | Received | TimerFired | PeerLost
 class Send:
     peer: Peer
     message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Replaces an earlier timer of the same name."""
-
-    name: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)

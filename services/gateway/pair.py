@@ -103,11 +103,7 @@ class Pair:
 
     def dispatch(self, table: Table, message: Message) -> None:
         state = self.target_state if table is TARGET_TABLE else self.draft_state
-        handler = table.handler(state, type(message))
-        if handler is None:
-            self.counters[f"dropped:{state}:{type(message).__name__}"] += 1
-        else:
-            getattr(self, handler)(message)
+        table.dispatch(self, state, message, self.counters)
 
     def _send(self, peer: ev.Peer, message: Message) -> None:
         self.effects.append(ev.Send(peer, message))

@@ -5,25 +5,16 @@ Times are seconds on one monotonic clock.
 
 from dataclasses import dataclass
 
+from common.actors.machine import SetTimer as SetTimer
+from common.actors.machine import Start as Start
+from common.actors.machine import TimerFired as TimerFired
+from common.link.events import Executed as Executed
+from common.link.events import LinkEffect, LinkEvent
+from common.link.events import Received as Received
+from common.link.events import Refused as Refused
+from common.link.events import Run as Run
+from common.link.events import SendGateway as SendGateway
 from common.messages.lifecycle import Configure, Message
-from services.target.work import RoundResult, RoundWork
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """First event of a machine's life."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message of the gateway or of the draft; its type says which."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class TimerFired:
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +44,7 @@ class RegionTested:
     ok: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Executed:
-    """Answer to Run."""
-
-    result: RoundResult
-
-
-Event = Start | Received | TimerFired | PoolReady | RegionReady | RegionTested | Executed
-
-
-@dataclass(frozen=True, slots=True)
-class SendGateway:
-    message: Message
+Event = LinkEvent | PoolReady | RegionReady | RegionTested
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +53,6 @@ class SendDraft:
 
     draft: int
     message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Replaces an earlier timer of the same name."""
-
-    name: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,29 +95,4 @@ class ExportRow:
     pages: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Give to the device. At most one is unanswered."""
-
-    work: RoundWork
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The gateway does not take this service; worth a log line. The link goes on saying Hello."""
-
-    reason: str
-
-
-Effect = (
-    SendGateway
-    | SendDraft
-    | SetTimer
-    | AllocatePool
-    | AllocateDraft
-    | FreeDraft
-    | TestRegion
-    | ExportRow
-    | Run
-    | Refused
-)
+Effect = LinkEffect | SendDraft | AllocatePool | AllocateDraft | FreeDraft | TestRegion | ExportRow

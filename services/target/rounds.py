@@ -3,6 +3,7 @@
 from collections import Counter
 
 from common.actors.table import Table
+from common.link.rounds import LinkRounds
 from common.messages.lifecycle import Configure
 from common.messages.rounds import Proposal, ProposalRow, Verdict, Verify
 from common.messages.stamp import Stamp
@@ -11,8 +12,6 @@ from services.target.proposals import usable_rows
 from services.target.round import Round
 from services.target.slots import Slot, Slots
 from services.target.work import RoundResult
-
-TIMER_SLACK_S = 1e-3
 
 IDLE, JOINING, RUNNING = STATES = ("idle", "joining", "running")
 
@@ -27,33 +26,28 @@ TABLE = Table(
 )
 
 
-class Rounds:
+class Rounds(LinkRounds[ev.Effect]):
     """One outstanding round at a time, each executed once.
 
-    Effects go to the list that the link gives before each event, with the time. stamp: of what is said now;
-    its draft is the one that a region is held for. draft_tested: that draft hears verdicts, and pages wait
-    for it.
+    stamp: of what is said now; its draft is the one that a region is held for. draft_tested: that draft hears
+    verdicts, and pages wait for it.
     """
+
+    table = TABLE
 
     def __init__(
         self, configure: Configure, stamp: Stamp, vocab_size: int, join_s: float, counters: Counter[str]
     ) -> None:
-        self.state = IDLE
+        super().__init__(IDLE, join_s, counters)
         self.slots = Slots(configure)
         self.stamp = stamp
         self.draft_tested = False
-        self.finished = 0
-        self.effects: list[ev.Effect] = []
-        self.now = 0.0
         self._vocab_size = vocab_size
-        self._join_s = join_s
-        self._counters = counters
         self._draft_acked = 0
         self._last_round = 0
         self._round: Round | None = None
         self._proposal: Proposal | None = None
         self._draft_word = "none"
-        self._join_by = 0.0
         self._verdict: Verdict | None = None
 
     def draft_joins(self, stamp: Stamp) -> None:
@@ -79,13 +73,13 @@ class Rounds:
         """Release, take commits, reserve, admit; then wait for the proposal or run. A repeat gets the last
         verdict again."""
         if self._verdict is not None and verify.round == self._verdict.round:
-            self._counters["repeated:Verify"] += 1
+            self.counters["repeated:Verify"] += 1
             self.effects.append(ev.SendGateway(self._verdict))
             return
         if verify.round != self._last_round + 1 or verify.group != 0:
-            self._counters["stale:Verify"] += 1
+            self.counters["stale:Verify"] += 1
             return
-        self._round = Round(verify, self.slots, self._acked, self._counters)
+        self._round = Round(verify, self.slots, self._acked, self.counters)
         self._last_round = verify.round
         self._export_grown()
         if self._proposal is not None and self._proposal.round < verify.round:
@@ -96,12 +90,11 @@ class Rounds:
             self._run("used")
         else:
             self.state = JOINING
-            self._join_by = self.now + self._join_s
-            self.effects.append(ev.SetTimer("join", self._join_by))
+            self.wait_to_join()
 
     def stop_waiting(self, event: ev.TimerFired) -> None:
         """Verify without the proposal if its deadline has passed."""
-        if event.name == "join" and self.now + TIMER_SLACK_S >= self._join_by:
+        if self.has_waited(event):
             self._run("absent")
 
     @property
@@ -110,13 +103,13 @@ class Rounds:
 
     def note_repeat(self, verify: Verify) -> None:
         """The round is under way: its verdict will answer this too."""
-        self._counters["repeated:Verify" if verify.round == self._last_round else "stale:Verify"] += 1
+        self.counters["repeated:Verify" if verify.round == self._last_round else "stale:Verify"] += 1
 
     def take_proposal(self, proposal: Proposal) -> None:
         """Let go of pages that the draft has acknowledged; join the proposal if it is for this round or the
         next."""
         if proposal.group != 0 or not 0 <= proposal.acked <= self._last_round + 1:
-            self._counters["bad:Proposal"] += 1
+            self.counters["bad:Proposal"] += 1
             return
         if proposal.acked > self._draft_acked:
             self._draft_acked = proposal.acked
@@ -129,7 +122,7 @@ class Rounds:
         elif self.state == RUNNING and proposal.round == self._last_round and self._draft_word == "absent":
             self._draft_word = "late"
         elif proposal.rows:
-            self._counters["stale:Proposal"] += 1
+            self.counters["stale:Proposal"] += 1
 
     def _proposal_is_older_than(self, round_: int) -> bool:
         return self._proposal is None or self._proposal.round < round_
@@ -141,7 +134,7 @@ class Rounds:
         if draft_word == "used" and self._proposal is not None:
             nodes = min(self._round.verify.k + 1, self.slots.max_nodes)
             rows, faults = usable_rows(self._proposal, self._round.verifying(), nodes, self._vocab_size)
-            self._counters.update(f"bad_row:{reason}" for reason in faults)
+            self.counters.update(f"bad_row:{reason}" for reason in faults)
             if not any(len(row.tokens) > 1 for row in rows.values()):
                 draft_word = "empty"
             self._proposal = None
@@ -153,7 +146,7 @@ class Rounds:
         else:
             self._conclude(RoundResult(work.group, work.round, (), 0))
 
-    def finish_round(self, event: ev.Executed) -> None:
+    def finish_round(self, event: ev.Executed[RoundResult]) -> None:
         """Turn the device's result into the verdict, with the next round's pages reserved before it is
         sent."""
         self._conclude(event.result)

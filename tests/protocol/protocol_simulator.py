@@ -24,6 +24,7 @@ from common.sampling.params import SamplingParams
 from services.draft import events as dev
 from services.draft.link import DraftLink
 from services.draft.options import DraftOptions
+from services.draft.work import DraftResult
 from services.gateway import events as gev
 from services.gateway.coordinator import Coordinator
 from services.gateway.options import CoordinatorOptions, FixedK
@@ -415,9 +416,7 @@ class Simulator:
 
     def _draft_done(self, process: Process, work: object, table: dict[int, tuple[int, ...]] | None) -> None:
         if table is None or self._table_of(process) is None:
-            self._feed(
-                process, dev.Executed(dev.DraftResult(work.group, work.round, (), error="region is gone"))
-            )
+            self._feed(process, dev.Executed(DraftResult(work.group, work.round, (), error="region is gone")))
             return
         self.watch.draft_pages(process, self.target.machine.slots, work, table)
         self._feed(process, dev.Executed(process.device.execute(work, table)))

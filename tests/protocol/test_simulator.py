@@ -234,7 +234,7 @@ def test_the_simulator_catches_a_draft_that_detaches_at_work(monkeypatch: pytest
 
 def test_the_simulator_catches_a_gateway_that_does_not_resend(monkeypatch: pytest.MonkeyPatch) -> None:
     def patient(self: Coordinator, event) -> None:
-        self._set_timer("verify", self._now + 1.0)
+        self.set_timer("verify", self.now + 1.0)
 
     monkeypatch.setattr(Coordinator, "verify_again", patient)
     caught()

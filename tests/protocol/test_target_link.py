@@ -97,6 +97,14 @@ def test_a_gateway_that_speaks_is_not_silent() -> None:
     assert messages(target.feed(ev.TimerFired("tick")), Heartbeat)
 
 
+def test_a_timer_of_an_earlier_configuration_does_nothing_while_the_pool_is_made() -> None:
+    target = TargetBench()
+    target.tell(StartOver(EPOCH, target.link.incarnation))
+    target.tell(Configure(EPOCH, target.link.incarnation, 20, 4, 9, 40, 4))
+    assert target.feed(ev.TimerFired("join")) == []
+    assert messages(target.feed(ev.TimerFired("tick")), Heartbeat)
+
+
 def test_the_next_pool_waits_for_work_of_the_configuration_before() -> None:
     target, answer = decoding()
     running = target.tell(target.verify([decode_row(answer, [], 5)]))

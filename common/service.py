@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
@@ -25,8 +27,13 @@ class StartupError(Exception):
     """The service cannot start as configured. One line: the thing, the value, the limit, the remedy."""
 
 
+T = TypeVar("T")
 ServiceMain = Callable[[Settings, asyncio.Event], Awaitable[None]]
 """Runs until the event is set, then closes what it opened."""
+
+
+class StoppedEarly(Exception):
+    """The process is asked to stop before it serves."""
 
 
 def run_service(name: str, main: ServiceMain) -> None:
@@ -56,13 +63,35 @@ async def _supervised(main: ServiceMain, settings: Settings) -> None:
         loop.add_signal_handler(signum, stop.set)
     if os.environ.get(SUPERVISED_ENV):
         loop.add_reader(sys.stdin.fileno(), _stop_at_eof, loop, stop)
-    await main(settings, stop)
+    with contextlib.suppress(StoppedEarly):
+        await main(settings, stop)
+    _end_process()
+
+
+def _end_process() -> NoReturn:
+    """Now that everything is closed. An interpreter that has loaded torch takes most of a second to take
+    itself apart, longer beside others that do the same, and waits for threads whose work nobody needs."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _stop_at_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
     if not os.read(sys.stdin.fileno(), 4096):
         loop.remove_reader(sys.stdin.fileno())
         stop.set()
+
+
+async def load_unless_stopped(stop: asyncio.Event, loading: Coroutine[Any, Any, T]) -> T:
+    """What loading gives. Raises StoppedEarly as soon as the process is asked to stop."""
+    load = asyncio.create_task(loading)
+    asked = asyncio.create_task(stop.wait())
+    await asyncio.wait([load, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not load.done():
+        raise StoppedEarly
+    asked.cancel()
+    return load.result()
 
 
 FATAL = RestartPolicy(max_failures=1)

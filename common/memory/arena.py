@@ -22,13 +22,12 @@ from common.memory.handle import (
     row_major_strides,
     tensor_bytes,
 )
+from common.memory.mapping import map_writable, tensor_at
 from common.memory.segment import (
     DEFAULT_DIRECTORY,
     SegmentName,
-    map_writable,
     parse_segment_name,
     still_named,
-    tensor_at,
     wait_for_lock,
 )
 

@@ -18,13 +18,11 @@ from common.memory.handle import (
     ShmStorage,
     check,
 )
+from common.memory.mapping import map_read_only, map_writable, tensor_at
 from common.memory.segment import (
     DEFAULT_DIRECTORY,
-    map_read_only,
-    map_writable,
     owner_is_alive,
     parse_segment_name,
-    tensor_at,
 )
 
 

@@ -13,7 +13,7 @@ from common.actors.supervisor import Supervisor
 from common.identifiers import new_id
 from common.messages.lifecycle import DraftHello
 from common.messages.stamp import PROTOCOL_VERSION
-from common.service import FATAL, StartupError, run_service, wait_until_stopped
+from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings
 from services.draft.actor import DraftActor
 from services.draft.drafters.load import load_drafter
@@ -28,7 +28,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         raise StartupError("drafter none: there is nothing for this service to do; do not start it")
     torch.set_num_threads(settings.draft_threads or max(1, (os.cpu_count() or 1) // 2))
     device = DeviceThread("draft-device")
-    drafter = await device.run(lambda: load_drafter(settings))
+    drafter = await load_unless_stopped(stop, device.run(lambda: load_drafter(settings)))
     log.info("drafter %s is ready", drafter.name)
     profile = DraftHello(
         incarnation=0,
@@ -47,7 +47,6 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             policy=FATAL,
         )
         await wait_until_stopped(stop, actors)
-    await device.stop(timeout_s=1.0)
 
 
 if __name__ == "__main__":

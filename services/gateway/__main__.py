@@ -10,7 +10,7 @@ from common.actors.supervisor import Supervisor
 from common.identifiers import new_id
 from common.model.catalog import ResolvedModel, resolve_model
 from common.model.tokenizer import Tokenizer, load_tokenizer
-from common.service import FATAL, StartupError, run_service, wait_until_stopped
+from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings
 from paceline import __version__
 from services.gateway.coordinator import Coordinator
@@ -68,7 +68,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         check_exposure(settings.host, api_keys)
     except ExposedWithoutKey as error:
         raise StartupError(str(error)) from error
-    resolved, tokenizer = await asyncio.to_thread(load, settings)
+    resolved, tokenizer = await load_unless_stopped(stop, asyncio.to_thread(load, settings))
     coordinator = Coordinator(coordinator_options(settings, tokenizer), FixedK(settings.k), new_id)
     core = GatewayEngine(resolved.name, settings.max_model_len, tokenizer, settings.queue_limit)
     metrics = GatewayMetrics(lambda: gauges(coordinator, core.pages))

@@ -23,7 +23,7 @@ from common.model.llama import LlamaModel
 from common.model.load import load_model, open_checkpoint
 from common.model.plan import cpu_plan
 from common.model.tokenizer import Tokenizer, load_tokenizer
-from common.service import FATAL, StartupError, run_service, wait_until_stopped
+from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings
 from services.target.actor import TargetActor
 from services.target.link import TargetLink
@@ -70,7 +70,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     torch.set_num_threads(settings.target_threads or os.cpu_count() or 1)
     remove_dead_arenas(Path(settings.shm_dir))
     device = DeviceThread("target-device")
-    model, tokenizer, resolved = await device.run(lambda: load(settings))
+    model, tokenizer, resolved = await load_unless_stopped(stop, device.run(lambda: load(settings)))
     profile = TargetHello(
         incarnation=0,
         protocol=PROTOCOL_VERSION,
@@ -93,7 +93,6 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             policy=FATAL,
         )
         await wait_until_stopped(stop, actors)
-    await device.stop(timeout_s=1.0)
 
 
 if __name__ == "__main__":

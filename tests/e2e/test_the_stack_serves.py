@@ -206,3 +206,5 @@ def test_sigterm_ends_open_streams_with_an_error_and_leaves_nothing() -> None:
         assert stop_s < 5
         assert stack.left_behind() == []
         assert stack.process.returncode == 0
+        for noise in ("Traceback", "killing it", "uvicorn"):
+            assert noise not in stack.log

@@ -61,6 +61,7 @@ async def serve_http(app: HttpApp, host: str, port: int) -> HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             proxy_headers=False,
             server_header=False,

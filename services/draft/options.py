@@ -11,5 +11,5 @@ class DraftOptions:
 
     join_s: float = 0.005
     heartbeat_s: float = 0.5
-    silence_s: float = 5.0
+    silence_s: float = 30.0
     self_test_s: float = 5.0

@@ -22,6 +22,10 @@ from services.gateway.schedule import (
     plan_rows,
 )
 
+MAX_STRIKES = 3
+"""A request that kills the target must not do so for ever, and one that was only there must not end for it:
+processes die for reasons of their own, and may die twice."""
+
 IDLE, VERIFYING, PAUSING = STATES = ("idle", "verifying", "pausing")
 
 ROUND_TABLE = Table(
@@ -196,7 +200,7 @@ class Coordinator(Machine[ev.Effect]):
 
     def _replay_all(self) -> None:
         """The target is gone: every request goes back to the queue with its log; those that had work in the
-        round that never ended are suspects, and end at their second time."""
+        round that never ended are suspects, and end when it happens to them again and again."""
         working = self._round.working if self._round is not None else frozenset()
         self.requests.releases.clear()
         for request in list(self.requests.by_id.values()):
@@ -205,12 +209,13 @@ class Coordinator(Machine[ev.Effect]):
         for number in sorted(working):
             if number in self.requests.by_id:
                 self._strike(
-                    self.requests.by_id[number], "the target was lost while it ran this request alone"
+                    self.requests.by_id[number],
+                    f"the target was lost {MAX_STRIKES} times at the same point of this request",
                 )
 
     def _strike(self, request: Request, error: str) -> None:
-        request.strikes += 1
-        if request.strikes > 1:
+        request.strike()
+        if request.strikes >= MAX_STRIKES:
             self._fail(request, "error", error)
 
     # A round begins
@@ -351,7 +356,9 @@ class Coordinator(Machine[ev.Effect]):
             case "unknown":
                 self.requests.requeue(request)
             case "failed":
-                self._strike(request, f"the target's forward failed twice for this request alone: {error}")
+                self._strike(
+                    request, f"the target's forward failed {MAX_STRIKES} times for this request: {error}"
+                )
         if row.status != "idle":
             self.counters[f"row:{row.status}"] += 1
         return row.status == "failed"

@@ -79,6 +79,7 @@ class Pair:
         self._last_served: TargetHello | None = None
         self._gone: set[int] = set()
         self._refused: set[tuple[int, str]] = set()
+        self._ticked_at = 0.0
         self._target_heard = 0.0
         self._draft_heard = 0.0
         self._draft_moved = 0.0
@@ -318,10 +319,20 @@ class Pair:
 
     # Time
 
+    def _forgive_own_absence(self) -> None:
+        """Nobody could be heard while this process did not run."""
+        late = self.now - self._ticked_at - self.options.heartbeat_s
+        self._ticked_at = self.now
+        if late > self.options.heartbeat_s:
+            self._target_heard += late
+            self._draft_heard += late
+            self._draft_moved += late
+
     def tick(self) -> None:
         """Once per heartbeat_s: give up who is silent or stuck, repeat what has no answer, send
         heartbeats."""
         options = self.options
+        self._forgive_own_absence()
         if self.target is not None and self.now - self._target_heard >= options.silence_s:
             self.lose_target(f"target was silent for {options.silence_s:g} s")
         if self.draft is not None:

@@ -17,8 +17,8 @@ class Request:
     live.
 
     kv: valid KV length as the target told it. target_len, draft_len: ids that each service was sent.
-    strikes: target crashes and failed forwards while this request had work, since it last passed a round
-    alone.
+    strikes: target crashes and failed forwards in a row that found this request at work at the same point,
+    struck_at = (ids, kv); a committed step clears them.
     """
 
     request: int
@@ -37,6 +37,7 @@ class Request:
     target_len: int = 0
     draft_len: int = 0
     strikes: int = 0
+    struck_at: tuple[int, int] = (0, 0)
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -52,6 +53,11 @@ class Request:
     @property
     def suspect(self) -> bool:
         return self.strikes > 0
+
+    def strike(self) -> None:
+        at = (len(self.ids), self.kv)
+        self.strikes = self.strikes + 1 if at == self.struck_at else 1
+        self.struck_at = at
 
     @property
     def generated(self) -> int:

@@ -10,4 +10,4 @@ class TargetOptions:
 
     join_s: float = 0.05
     heartbeat_s: float = 0.5
-    silence_s: float = 5.0
+    silence_s: float = 30.0

@@ -216,6 +216,14 @@ class GatewayBench:
     def tell(self, message: Message, peer: str = "target") -> list:
         return self.feed(gev.Received(peer, message))
 
+    def tick_until(self, now: float) -> list:
+        """Ticks every half second up to `now`; the effects of the last."""
+        effects = []
+        while self.now < now:
+            self.now = min(self.now + 0.5, now)
+            effects = self.feed(gev.TimerFired("tick"))
+        return effects
+
     def serve(self, incarnation: int, **hello: object) -> list:
         """A target comes and is configured."""
         self.target = incarnation

@@ -8,7 +8,7 @@ from toy_model import EOS, Violation, chain_of
 from common.messages.rounds import Verdict, Verify
 from services.draft.work import DraftWork
 from services.gateway import events as gev
-from services.gateway.coordinator import Coordinator
+from services.gateway.coordinator import MAX_STRIKES, Coordinator
 from services.target.slots import Slots
 from services.target.work import RoundWork
 
@@ -97,8 +97,8 @@ class Watch:
             if len(job.submit.prompt_ids) < self.world.max_model_len:
                 raise Violation(f"request {effect.request} would have fitted: {effect.error}")
             return 0
-        if job.blamed < 2:
-            raise Violation(f"request {effect.request} failed at its first accident: {effect.error}")
+        if job.blamed < MAX_STRIKES:
+            raise Violation(f"request {effect.request} failed after {job.blamed} accidents: {effect.error}")
         return 1
 
     def trees(self, process: Process, work: RoundWork) -> None:

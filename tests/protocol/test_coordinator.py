@@ -362,12 +362,14 @@ def test_an_empty_proposal_is_not_a_miss() -> None:
         assert verify_of(gateway.answer([ok_row(1, base, [5])], draft="empty")).k == 3
 
 
-def test_a_request_whose_forward_fails_twice_alone_fails_and_the_others_go_on() -> None:
+def test_a_request_whose_forward_fails_three_times_fails_and_the_others_go_on() -> None:
     gateway = two_running()
     (one, two) = verify_of(
         gateway.answer([row(1, "failed", 3, kv=2), row(2, "failed", 1)], error="boom")
     ).live
     assert (one.verify, two.verify) == (True, False)
+    effects = gateway.answer([row(1, "failed", 3, kv=2), row(2, "idle", 1)], error="boom")
+    assert of(effects, ev.Failed) == []
     effects = gateway.answer([row(1, "failed", 3, kv=2), row(2, "idle", 1)], error="boom")
     (failed,) = of(effects, ev.Failed)
     assert (failed.request, failed.code) == (1, "error")

@@ -302,7 +302,7 @@ def test_a_start_over_for_another_incarnation_is_dropped() -> None:
 
 def test_a_silent_gateway_makes_the_draft_start_over() -> None:
     draft = DraftBench()
-    draft.now = 6.0
+    draft.now = 31.0
     assert messages(draft.feed(ev.TimerFired("tick")), DraftHello)
 
 

@@ -14,7 +14,7 @@ from services.draft.logs import DraftLog
 from services.draft.rounds import Rounds as DraftRounds
 from services.gateway import commit as commit_module
 from services.gateway import coordinator as coordinator_module
-from services.gateway.coordinator import Coordinator
+from services.gateway.coordinator import MAX_STRIKES, Coordinator
 from services.gateway.requests import Requests
 from services.target import proposals
 from services.target.link import TargetLink
@@ -271,11 +271,12 @@ def test_the_simulator_catches_a_request_that_is_failed_too_early(monkeypatch: p
     original = Coordinator._strike
 
     def severe(self: Coordinator, request, error: str) -> None:
-        request.strikes += 1
+        request.strikes += MAX_STRIKES
+        request.struck_at = (len(request.ids), request.kv)
         original(self, request, error)
 
     monkeypatch.setattr(Coordinator, "_strike", severe)
-    assert "first accident" in caught()
+    assert "after 1 accidents" in caught()
 
 
 def test_the_simulator_catches_kv_that_is_taken_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def test_a_pool_that_cannot_be_made_is_said_to_the_gateway() -> None:
 def test_a_silent_gateway_makes_the_target_start_over_with_everything_released() -> None:
     target, _ = decoding()
     before = target.link.incarnation
-    target.now = 10.0
+    target.now = 40.0
     assert messages(target.feed(ev.TimerFired("tick")), TargetHello)
     assert target.link.incarnation != before
     assert target.link.slots is None

@@ -27,6 +27,8 @@ DRAWN_SEED_BITS = 53
 MAX_ERROR_CHARS = 1000
 """Bounds what an error message repeats of a request."""
 DEFAULT_TEMPERATURE = 1.0
+MAX_TOKEN_BYTES = 256
+"""No vocabulary of the supported families has a longer token."""
 
 
 class RequestError(Exception):
@@ -146,6 +148,19 @@ def choice_seed(seed: int, choice: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return z ^ (z >> 31)
+
+
+def check_prompt_size(info: EngineInfo, param: str, *, text_bytes: int, messages: int = 1) -> None:
+    """Refuses what cannot fit, however it is tokenized, before any work goes into it."""
+    most = info.max_model_len * MAX_TOKEN_BYTES
+    if text_bytes > most or messages > info.max_model_len:
+        raise RequestError(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {info.max_model_len} tokens. However, your prompt has "
+            f"{text_bytes} bytes in {messages} messages, which cannot fit.",
+            param,
+        )
 
 
 def encode_text(tokenizer: PromptTokenizer, text: str, *, param: str = "prompt") -> list[int]:

@@ -1,7 +1,7 @@
 """Rules of start-up, return and liveness as the gateway drives them."""
 
 import pytest
-from protocol_harness import DRAFT, GatewayBench, draft_hello, messages, of, ok_row, row, target_hello
+from protocol_harness import DRAFT, GatewayBench, draft_hello, messages, of, ok_row, target_hello
 
 from common.messages.lifecycle import (
     Configure,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -325,3 +327,30 @@ async def test_unknown_routes_and_methods_have_the_same_error_body() -> None:
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     assert wrong.headers["allow"] == "POST"
     assert slash.status_code == 404
+
+
+async def test_headers_without_end_are_cut_off() -> None:
+    async with running_site() as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.server.port)
+        writer.write(b"GET /health HTTP/1.1\r\nX-Endless: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                writer.write(b"a" * 2**14)
+                await writer.drain()
+        async with asyncio.timeout(10):
+            status = await reader.readline()
+        writer.close()
+        assert b" 431 " in status
+
+
+async def test_more_messages_than_the_context_are_refused_before_any_work() -> None:
+    async with running_site() as site:
+        messages = [{"role": "user", "content": "a"}] * (site.engine.info.max_model_len + 1)
+        answer = await site.client.post("/v1/chat/completions", json={"messages": messages})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_body_over_the_limit_is_answered_though_the_client_still_sends() -> None:
+    async with running_site() as site:
+        answer = await site.client.post("/v1/completions", content=b" " * (9 * 2**20), headers=JSON)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")

@@ -12,6 +12,9 @@ from starlette.requests import Request
 from services.gateway.admission import RequestError
 from services.gateway.http.errors import unsupported
 
+DISCARDED_BYTES = 32 * 2**20
+"""Read past the limit and thrown away: a client that still sends does not see an answer, only a reset."""
+
 _AT_PATH = re.compile(r" - at `\$\.?(.*)`$")
 _AnyStruct = TypeVar("_AnyStruct", bound=msgspec.Struct)
 
@@ -23,20 +26,19 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         raise RequestError(
             400, "invalid_content_type", f"Content-Type must be application/json, got {declared[:80]!r}."
         )
-    if request.headers.get("content-length", "0").isdecimal():
-        _check_size(int(request.headers.get("content-length", "0")), max_bytes)
     body = bytearray()
+    size = 0
     async for part in request.stream():
-        body += part
-        _check_size(len(body), max_bytes)
-    return bytes(body)
-
-
-def _check_size(size: int, max_bytes: int) -> None:
+        size += len(part)
+        if size <= max_bytes:
+            body += part
+        elif size > max_bytes + DISCARDED_BYTES:
+            break
     if size > max_bytes:
         raise RequestError(
             413, "request_too_large", f"The request body is larger than {max_bytes} bytes, the limit here."
         )
+    return bytes(body)
 
 
 def decode_body(body: bytes, kind: type[_AnyStruct], unbuilt: dict[str, tuple[Any, ...]]) -> _AnyStruct:

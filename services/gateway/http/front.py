@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.gateway.admission import PromptTokenizer, RequestError
@@ -26,6 +27,7 @@ class Front:
     settings: HttpSettings
     metrics: GatewayMetrics
     lifecycle: Lifecycle
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def check_model(self, model: str | None) -> None:
         """Raises RequestError (404) for a model that is not the served one; None means the served one."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from services.gateway.admission import encode_messages, encode_text, invalid
+from services.gateway.admission import check_prompt_size, encode_messages, encode_text, invalid
 from services.gateway.engine import GenerationSpec
 from services.gateway.http.answer import stream_answer, whole_answer
 from services.gateway.http.body import decode_body, read_body
@@ -36,8 +36,15 @@ async def create_chat_completion(front: Front, request: Request) -> ASGIApp:
     raw = await read_body(request, front.settings.max_body_bytes)
     body = decode_body(raw, ChatRequest, CHAT_UNBUILT)
     front.check_model(body.model)
+    texts = [message.get("content") for message in body.messages or ()]
+    check_prompt_size(
+        front.engine.info,
+        "messages",
+        text_bytes=sum(len(text) for text in texts if isinstance(text, str)),
+        messages=len(texts),
+    )
     messages = plain_roles(body.messages)
-    prompt = await off_loop(len(raw), lambda: encode_messages(front.tokenizer, messages))
+    prompt = await off_loop(front, len(raw), lambda: encode_messages(front.tokenizer, messages))
     specs, form = plan_choices(
         front,
         body,
@@ -53,7 +60,7 @@ async def create_completion(front: Front, request: Request) -> ASGIApp:
     raw = await read_body(request, front.settings.max_body_bytes)
     body = decode_body(raw, CompletionRequest, COMPLETION_UNBUILT)
     front.check_model(body.model)
-    prompts = await off_loop(len(raw), lambda: _encode_prompts(front, body.prompt))
+    prompts = await off_loop(front, len(raw), lambda: _encode_prompts(front, body.prompt))
     specs, form = plan_choices(front, body, prompts, TextForm, prompt_param="prompt")
     return await _answer(front, request, specs, form, stream=body.stream is True)
 
@@ -66,9 +73,15 @@ async def _answer(
     return await whole_answer(front, request, specs, form)
 
 
-async def off_loop(body_bytes: int, encode: Callable[[], _Prompts]) -> _Prompts:
-    """Runs a tokenizer so that the event loop goes on; short bodies are not worth a thread."""
-    return await asyncio.to_thread(encode) if body_bytes > LONG_BODY_BYTES else encode()
+async def off_loop(front: Front, body_bytes: int, encode: Callable[[], _Prompts]) -> _Prompts:
+    """Runs a tokenizer so that the event loop goes on; short bodies are not worth a thread.
+
+    One at a time: together they would only keep the interpreter from the event loop.
+    """
+    if body_bytes <= LONG_BODY_BYTES:
+        return encode()
+    async with front.encoding:
+        return await asyncio.to_thread(encode)
 
 
 def plain_roles(messages: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -98,15 +111,20 @@ def _encode_prompts(front: Front, prompt: str | list[str | int | list[int]] | No
         case None | []:
             raise invalid("prompt", "`prompt` is required: a string, token ids, or a list of either.")
         case str():
-            return [encode_text(front.tokenizer, prompt)]
+            return [_encode_text(front, prompt)]
         case [int(), *_]:
             return [_of_kind(prompt, int)]
     most = front.settings.max_choices
     if len(prompt) > most:
         raise invalid("prompt", f"`prompt` has {len(prompt)} prompts: at most {most} are allowed.")
     if isinstance(prompt[0], str):
-        return [encode_text(front.tokenizer, text) for text in _of_kind(prompt, str)]
+        return [_encode_text(front, text) for text in _of_kind(prompt, str)]
     return _of_kind(prompt, list)
+
+
+def _encode_text(front: Front, text: str) -> list[int]:
+    check_prompt_size(front.engine.info, "prompt", text_bytes=len(text))
+    return encode_text(front.tokenizer, text)
 
 
 _Kind = TypeVar("_Kind")

@@ -37,7 +37,7 @@ async def tokenize(front: Front, request: Request) -> Response:
     front.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "Give exactly one of `prompt` and `messages`.")
-    ids = await off_loop(len(raw), lambda: _ids(front, body))
+    ids = await off_loop(front, len(raw), lambda: _ids(front, body))
     return _json(TokenizeAnswer(len(ids), front.engine.info.max_model_len, ids))
 
 

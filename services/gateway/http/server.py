@@ -9,11 +9,14 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.http.app import HttpApp
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 30
+MAX_HEAD_BYTES = 64 * 2**10
+"""Request line and headers that are not complete by then are refused."""
 LAST_EVENTS_S = 1.0
 """After an interruption, for writing error events and closing connections; a stalled reader is cut off."""
 
@@ -57,7 +60,7 @@ async def serve_http(app: HttpApp, host: str, port: int) -> HttpServer:
     uvicorn_server = _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHeadProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -97,6 +100,31 @@ _REMEDIES = {
     errno.EACCES: "give a --port from 1024 up",
     errno.EADDRNOTAVAIL: "give a --host that this machine has, such as 127.0.0.1",
 }
+
+
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which by itself keeps whatever a client sends as headers."""
+
+    _in_head = True
+    _head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.transport.write(
+                b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+                b"connection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""Files in the shared-memory directory: their names and locks, without torch, as a supervisor removes them."""
+"""Files in the shared-memory directory: names and locks, without torch, as a supervisor removes them."""
 
 import fcntl
 import os

@@ -120,6 +120,15 @@ def load_settings(prog: str, argv: Sequence[str], environ: Mapping[str, str]) ->
     return _checked(values)
 
 
+def check_shm_dir(settings: Settings) -> None:
+    """For the processes that use it. Raises SettingsError."""
+    path = Path(settings.shm_dir)
+    if not path.is_absolute() or not path.is_dir():
+        raise SettingsError(
+            f"shm_dir={settings.shm_dir!r} must be the absolute path of a directory that exists"
+        )
+
+
 def to_environ(settings: Settings) -> dict[str, str]:
     """The same settings as environment variables, for a child process."""
     values = msgspec.to_builtins(settings)
@@ -174,16 +183,22 @@ def _read_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any]) -> Settings:
-    try:
-        settings = msgspec.convert(values, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"settings: {error}") from None
+    for key, value in values.items():
+        try:
+            msgspec.convert(value, _types()[key], strict=False)
+        except msgspec.ValidationError:
+            raise SettingsError(f"{key}={value!r} is not of the kind {_types()[key].__name__}") from None
+    settings = msgspec.convert(values, Settings, strict=False)
     for key, (low, high) in _BOUNDS.items():
         value = getattr(settings, key)
         if not low <= value <= high:
             raise SettingsError(f"{key}={value} is out of range: {low} to {high}")
     if settings.page_size & (settings.page_size - 1):
         raise SettingsError(f"page_size={settings.page_size} is not a power of two")
+    if not settings.model or not settings.drafter:
+        raise SettingsError("model and drafter must not be empty")
+    if settings.port and settings.port == settings.zmq_port:
+        raise SettingsError(f"port and zmq_port are both {settings.port}: give them a port each")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise SettingsError(f"log_level={settings.log_level!r}: debug, info, warning or error")
     if parse_size("kv_memory", settings.kv_memory) < 1 << 20:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ import msgspec
 
 from common.memory.cleanup import remove_dead_arenas
 from common.model.catalog import ModelNotFound, resolve_model
-from common.settings import Settings, SettingsError, load_settings, to_environ
+from common.settings import Settings, SettingsError, check_shm_dir, load_settings, to_environ
 from services.supervisor.children import Child, ChildSpec, Escalation
+from services.supervisor.run_dir import run_directory
 
 GATEWAY_GRACE_S = 2.5
 """The gateway ends open streams first, so that clients hear why; the engines follow."""
@@ -83,14 +82,14 @@ async def supervise(settings: Settings) -> int:
 def main() -> int:
     try:
         settings = load_settings("paceline serve", sys.argv[1:], os.environ)
+        check_shm_dir(settings)
         resolve_model(settings.model)
     except (SettingsError, ModelNotFound) as error:
         print(f"paceline: {error}", file=sys.stderr)
         return 2
-    run_dir = Path(tempfile.mkdtemp(prefix="paceline-"))
-    try:
-        return asyncio.run(supervise(msgspec.structs.replace(settings, run_dir=str(run_dir))))
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        shutil.rmtree(run_dir, ignore_errors=True)
-        remove_dead_arenas(Path(settings.shm_dir))
+    with run_directory(settings.run_dir) as run_dir:
+        try:
+            return asyncio.run(supervise(msgspec.structs.replace(settings, run_dir=str(run_dir))))
+        finally:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            remove_dead_arenas(Path(settings.shm_dir))

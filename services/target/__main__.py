@@ -24,7 +24,7 @@ from common.model.load import load_model, open_checkpoint
 from common.model.plan import cpu_plan
 from common.model.tokenizer import Tokenizer, load_tokenizer
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
-from common.settings import Settings
+from common.settings import Settings, SettingsError, check_shm_dir
 from services.target.actor import TargetActor
 from services.target.link import TargetLink
 from services.target.options import TargetOptions
@@ -68,6 +68,10 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     torch.set_num_threads(settings.target_threads or os.cpu_count() or 1)
+    try:
+        check_shm_dir(settings)
+    except SettingsError as error:
+        raise StartupError(str(error)) from error
     remove_dead_arenas(Path(settings.shm_dir))
     device = DeviceThread("target-device")
     model, tokenizer, resolved = await load_unless_stopped(stop, device.run(lambda: load(settings)))

@@ -66,9 +66,8 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
             case DeviceFailed(RoundWork() as work, error, trace):
                 self.log.error("round %d failed: %s\n%s", work.round, error, trace)
                 return ev.Executed(RoundResult(work.group, work.round, (), 0, error))
-            case DeviceFailed(Configure() as configure, error, trace):
-                self.log.error("KV memory could not be allocated: %s\n%s", error, trace)
-                return ev.PoolReady(configure.target, "", error)
+            case DeviceFailed(Configure(), error, _):
+                raise StartupError(f"KV memory cannot be had: {error}; lower --kv-memory")
         raise AssertionError(f"the device answered work that nobody gave: {answer}")
 
     def _hear_draft(self, peer: str, message: Message) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 
-from common.attention.kv_cache import KvCache
+from common.attention.kv_cache import KvCache, kv_bytes_per_position
 from common.attention.segments import build_batch, depths, physical_slots
 from common.messages.lifecycle import Configure
 from common.model.llama import LlamaModel
@@ -28,10 +29,11 @@ class TargetRunner:
         self._cache: KvCache | None = None
 
     def allocate(self, configure: Configure) -> None:
-        """KV memory of its own for every page, in place of any earlier."""
+        """KV memory of its own for every page, in place of any earlier. Raises MemoryError."""
         self._cache = None
         self._page_size = configure.page_size
         positions = configure.pages * configure.page_size
+        _check_memory(positions * kv_bytes_per_position(self.model.config, self.model.dtype))
         self._cache = KvCache.allocate(self.model.config, positions, self.model.dtype)
 
     def execute(self, work: RoundWork) -> RoundResult:
@@ -72,3 +74,12 @@ class TargetRunner:
             physical_slots(pages, first + nodes, self._page_size),
             physical_slots(pages, first + places, self._page_size),
         )
+
+
+def _check_memory(needed: int) -> None:
+    """Memory is handed out before it is there; a process that then touches it is killed without a word."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+            if needed > available:
+                raise MemoryError(f"{needed} bytes are needed, {available} are available")

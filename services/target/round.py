@@ -63,6 +63,7 @@ class Round:
             return Planned(row, None, "unknown")
         if joined == "gap":
             return Planned(row, slot, "gap")
+        self._slots.settle(slot)
         planned = Planned(row, slot, "work")
         if not planned.has_chunk and not row.verify:
             planned.status = "idle"
@@ -76,10 +77,13 @@ class Round:
         return planned
 
     def _joins_on(self, planned: Planned, slot: Slot) -> bool:
-        """The chunk and the verify row leave no position without KV, and stay within the log."""
+        """The chunk and the verify row leave no position without KV, stay within the log and write to no settled
+        page."""
         row, committed, reached = planned.row, len(slot.ids), slot.kv
         if planned.has_chunk:
-            if not (0 <= row.chunk_start <= slot.kv and row.chunk_end < committed):
+            if not (
+                self._slots.first_writable(slot) <= row.chunk_start <= slot.kv and row.chunk_end < committed
+            ):
                 return False
             reached = row.chunk_end
         return not row.verify or committed - 1 <= reached <= committed < self._slots.max_model_len
@@ -89,7 +93,7 @@ class Round:
         if isinstance(slot, str):
             return AdmitAnswer(admit.request, slot)
         allocated = self._slots.allocated(slot)
-        return AdmitAnswer(slot.request, "ok", slot.slot, slot.generation, slot.kv, allocated)
+        return AdmitAnswer(slot.request, "ok", slot.slot, slot.generation, slot.cached, allocated)
 
     def verifying(self) -> dict[int, Slot]:
         """Slots whose bonus token is verified in this round."""
@@ -145,6 +149,7 @@ class Round:
             status = "prefilled"
             if planned.has_chunk:
                 slot.kv = row.chunk_end
+                self._slots.settle(slot)
             if row.verify:
                 status = "ok"
                 ids = sampled[slot.slot]

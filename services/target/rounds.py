@@ -162,7 +162,7 @@ class Rounds(LinkRounds[ev.Effect]):
             rows,
             self._round.admitted,
             self._draft_word,
-            self.slots.pool.free,
+            self.slots.cache.available,
             self.slots.retiring_pages,
             result.elapsed_us,
             result.error,

@@ -1,10 +1,22 @@
-"""The target's slots: their logs (moved by commits only), their pages, and pages that wait for the draft."""
+"""The target's slots: their logs (moved by commits only), their pages, and pages that wait for the draft.
+
+Pages that hold nothing but committed ids are shared with every later log that begins alike. The draft writes
+drafter KV to the pages of all slots, shared or not. That is safe:
+
+* Text comes from the target's KV alone, and the target writes to no page that is in the cache.
+* A page gets other ids only when no slot holds it, and a slot's hold ends with the draft's acknowledgement.
+* What the draft writes to a shared page is for the same ids. Its device does one work at a time, and from the
+  first Propose that lists the new holder every log that it works on reaches past the pages that were shared by
+  then; work that was begun under a shorter log has ended before. The new holder's entries are computed from
+  position 0 whatever the page held.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from common.kv.lengths import pages_for, step_positions
 from common.kv.pool import PagePool
+from common.kv.prefix_cache import Chain, PrefixCache, extend_chain
 from common.kv.slots import SlotTable
 from common.messages.lifecycle import Configure
 from common.messages.rounds import Admit, Commit
@@ -17,6 +29,8 @@ class Slot:
 
     ids: the log as far as the gateway committed it. kv: leading positions whose KV is certain to belong to
     ids. speculated: what the last verdict said comes after ids; the KV of all but its last id is in place.
+    cached: leading positions whose KV was there at admission. chain: names of the leading pages that are settled:
+    full of committed ids with their KV, never written again.
     """
 
     slot: int
@@ -27,6 +41,8 @@ class Slot:
     kv: int = 0
     pages: list[int] = field(default_factory=list)
     speculated: tuple[int, ...] = ()
+    cached: int = 0
+    chain: Chain = field(default_factory=list)
 
     def join(self, commit: Commit) -> str:
         """Take a commit: ok | gap (it starts past the log) | conflict (it contradicts the log)."""
@@ -55,14 +71,16 @@ class Retiring:
     round: int
     slot: int
     pages: tuple[int, ...]
+    chain: Chain
 
 
 class Slots:
-    """Every slot and page of one configuration. grown: slots that got pages since the list was last
+    """Every slot and page of one configuration. cache gives the pages of pool out. grown: slots that got pages since the list was last
     cleared."""
 
     def __init__(self, configure: Configure) -> None:
         self.pool = PagePool(configure.pages, configure.page_size)
+        self.cache = PrefixCache(self.pool)
         self.table = SlotTable(configure.slots)
         self.max_nodes = configure.max_nodes
         self.max_model_len = configure.max_model_len
@@ -91,7 +109,7 @@ class Slots:
         missing = pages_for(positions, self.pool.page_size) - len(slot.pages)
         if missing <= 0:
             return True
-        taken = self.pool.take(missing)
+        taken = self.cache.take(missing)
         if taken is None:
             return False
         slot.pages.extend(taken)
@@ -104,24 +122,53 @@ class Slots:
         capacity = (self.pool.pages - 1) * self.pool.page_size
         if not 0 < committed < self.max_model_len or committed > capacity:
             return "never_fits"
-        goal = pages_for(step_positions(committed, self.max_nodes, self.max_model_len), self.pool.page_size)
-        pages = self.pool.take(min(goal, self.pool.pages - 1))
-        if pages is None:
+        size = self.pool.page_size
+        goal = pages_for(step_positions(committed, self.max_nodes, self.max_model_len), size)
+        pages, chain = self.cache.hold(admit.ids, (committed - 1) // size)
+        cached = len(pages) * size
+        fresh = self.cache.take(min(goal, self.pool.pages - 1) - len(pages))
+        if fresh is None:
+            self.cache.let_go(pages, chain)
             return "no_room"
+        pages += fresh
         given = self.table.give()
         if given is None:
-            for page in pages:
-                self.pool.drop(page)
+            self.cache.let_go(pages, chain)
             return "no_slot"
         slot, generation = given
-        self.live[slot] = Slot(slot, generation, admit.request, admit.sampling, list(admit.ids), 0, pages)
+        self.live[slot] = Slot(
+            slot,
+            generation,
+            admit.request,
+            admit.sampling,
+            list(admit.ids),
+            kv=cached,
+            pages=pages,
+            cached=cached,
+            chain=chain,
+        )
         self.grown.append(self.live[slot])
         return self.live[slot]
+
+    def settle(self, slot: Slot) -> None:
+        """Let the pages that have come to hold committed ids alone be found by others.
+
+        The bonus token's page is not among them: the next tree is written from its position on.
+        """
+        full = min(slot.kv, len(slot.ids) - 1) // self.pool.page_size
+        if full > len(slot.chain):
+            extend_chain(slot.chain, slot.ids, full, self.pool.page_size)
+            self.cache.enter(slot.pages, slot.chain)
+
+    def first_writable(self, slot: Slot) -> int:
+        """Position below which the slot's pages are settled and may be shared."""
+        return len(slot.chain) * self.pool.page_size
 
     def release(self, slot: Slot, round_: int, acked: int | None) -> None:
         """End a tenancy. acked: newest round that the draft has acknowledged, None without a draft."""
         del self.live[slot.slot]
-        entry = Retiring(round_, slot.slot, tuple(slot.pages))
+        self.settle(slot)
+        entry = Retiring(round_, slot.slot, tuple(slot.pages), slot.chain)
         if acked is None or acked >= round_:
             self._give_back(entry)
         else:
@@ -143,6 +190,6 @@ class Slots:
         self._give_back(entry)
 
     def _give_back(self, entry: Retiring) -> None:
-        for page in entry.pages:
-            self.pool.drop(page)
+        self.cache.enter(entry.pages, entry.chain)
+        self.cache.let_go(entry.pages, entry.chain)
         self.table.take_back(entry.slot)

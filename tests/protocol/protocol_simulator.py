@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from protocol_watch import Watch
 from protocol_world import Job, Process, ToySink, corrupt, draw_world
-from toy_devices import DraftDevice, TargetDevice
+from toy_devices import DraftDevice, TargetDevice, Tenant
 from toy_model import VOCAB, PagedMemory, Violation, expected_text
 
 from common.messages.lifecycle import DraftHello, Message, TargetHello
@@ -121,6 +121,13 @@ class Simulator:
         longest = world.max_model_len - 1
         length = rng.randint(1, 12) if rng.random() < 0.9 else rng.choice((longest, longest + 1))
         prompt = tuple(rng.randrange(1, VOCAB) for _ in range(length))
+        if length < longest and rng.random() < world.sharing:
+            head = world.common[: rng.randint(1, len(world.common))]
+            if self.jobs and rng.random() < 0.5:
+                before = self.jobs[rng.choice(list(self.jobs))]
+                head = (*before.submit.prompt_ids, *before.sink.due)[:longest]
+                head = head[: rng.randint(1, len(head))]
+            prompt = (*head, *prompt[: rng.randrange(4)])[:longest]
         most = rng.choice((1, 5, 20))
         seed = rng.randrange(1 << 60)
         sink = ToySink(number, expected_text(prompt, seed, most, world.max_model_len))
@@ -146,9 +153,9 @@ class Simulator:
             return False
         if slots.live or slots.retiring:
             raise Violation("the gateway rests while the target holds slots or waits for pages")
-        if slots.pool.free != slots.pool.pages - 1 or slots.table.free != slots.table.slots - 1:
+        if slots.cache.available != slots.pool.pages - 1 or slots.table.free != slots.table.slots - 1:
             raise Violation(
-                f"{slots.pool.free} of {slots.pool.pages - 1} pages are free after the last request"
+                f"{slots.cache.available} of {slots.pool.pages - 1} pages are available after the last request"
             )
         return True
 
@@ -350,7 +357,11 @@ class Simulator:
         process.executed.add(key)
         slots = process.machine.slots
         self.watch.trees(process, work)
-        owners = {number: (slot.request, slot.generation) for number, slot in slots.live.items()}
+        self.watch.writes(slots, work)
+        owners = {
+            number: Tenant((slot.request, slot.generation), slot.cached)
+            for number, slot in slots.live.items()
+        }
         process.running = (work, owners)
         if not process.hung:
             self.at(self.world.device_s * (0.5 + self.rng.random()), "done", process, work, owners)
@@ -405,7 +416,7 @@ class Simulator:
         else:
             self._draft_done(process, work, context)
 
-    def _target_done(self, process: Process, work: object, owners: dict[int, tuple[int, int]]) -> None:
+    def _target_done(self, process: Process, work: object, owners: dict[int, Tenant]) -> None:
         elapsed_us = int(self.world.device_s * 1e6)
         if self.now < self._faults_end and self.rng.random() < self.world.forward_errors:
             result = RoundResult(work.group, work.round, (), elapsed_us, error="out of luck")
@@ -435,6 +446,16 @@ def simulate(seed: int) -> Simulator:
         kind = Violation if isinstance(error, Violation) else type(error)
         raise kind(f"seed {seed}: {error}\n{tail}") from error
     return simulator
+
+
+def caught(lifetimes: int = 400, **world: object) -> str:
+    """What the first lifetime that notices a broken rule says. world: what these lifetimes have in common."""
+    for seed in range(lifetimes):
+        try:
+            Simulator(seed, **world).run()
+        except (Violation, RuntimeError, IndexError, KeyError, ValueError) as error:
+            return str(error)
+    raise AssertionError(f"{lifetimes} lifetimes did not notice")
 
 
 if __name__ == "__main__":

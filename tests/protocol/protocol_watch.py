@@ -23,6 +23,7 @@ class Watch:
         self.jobs: dict[int, Job] = {}
         self._pages: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self._work: frozenset[int] = frozenset()
+        self._cached: dict[int, frozenset[int]] = {}
 
     def gateway_effects(self, event: gev.Event, effects: list) -> None:
         """Everything that one event made the gateway do."""
@@ -119,17 +120,36 @@ class Watch:
     def draft_pages(
         self, process: Process, slots: Slots, work: DraftWork, table: dict[int, tuple[int, ...]]
     ) -> None:
-        """Until the work ends, no page that it may touch belongs to anyone else."""
-        owners: dict[int, tuple[int, int]] = {}
-        for slot in slots.live.values():
-            owners.update(dict.fromkeys(slot.pages, (slot.request, slot.generation)))
+        """Until the work ends, its slots hold every page that it may touch."""
         for row in work.rows:
+            holds = {
+                page
+                for slot in slots.live.values()
+                if (slot.request, slot.generation) == row.key
+                for page in slot.pages
+            }
+            holds.update(page for entry in slots.retiring if entry.slot == row.slot for page in entry.pages)
             for page in process.device.touched(row, table):
-                owner = owners.get(page)
-                if owner is not None and owner != row.key:
-                    raise Violation(f"the draft of {row.key} works in page {page}, which is {owner}'s now")
-                if owner is None and not any(page in entry.pages for entry in slots.retiring):
-                    raise Violation(f"the draft of {row.key} works in page {page}, which is back in the pool")
+                if page not in holds:
+                    raise Violation(f"the draft of {row.key} works in page {page}, which is not its own now")
+
+    def writes(self, slots: Slots, work: RoundWork) -> None:
+        """The target writes to no page that anyone else holds or can find."""
+        size = slots.pool.page_size
+        written = [
+            chunk.pages[position // size]
+            for chunk in work.chunks
+            for position in range(chunk.start, chunk.start + len(chunk.ids))
+        ]
+        written += [
+            tree.pages[(tree.base - 1 + node) // size]
+            for tree in work.trees
+            for node in range(len(tree.tokens))
+            if (tree.base - 1 + node) // size < len(tree.pages)
+        ]
+        for page in written:
+            if page in slots.cache.pages or slots.pool.references(page) != 1:
+                raise Violation(f"round {work.round} writes to page {page}, which is shared")
 
     # Invariants
 
@@ -137,22 +157,49 @@ class Watch:
         slots = process.machine.slots
         if slots is None:
             return
-        held: list[int] = []
+        held: Counter[int] = Counter()
         for slot in slots.live.values():
-            held += slot.pages
+            held.update(set(slot.pages))
+            if len(set(slot.pages)) != len(slot.pages):
+                raise Violation(f"slot {slot.slot} holds a page twice: {slot.pages}")
+            if slot.cached > len(slot.ids) - 1:
+                raise Violation(f"the bonus token of slot {slot.slot} was found in the cache")
             key = (process.machine.incarnation, slot.slot, slot.generation)
             before = self._pages.get(key, ())
             if tuple(slot.pages[: len(before)]) != before:
                 raise Violation(f"pages of slot {slot.slot} changed from {before} to {slot.pages}")
             if len(before) != len(slot.pages):
                 self._pages[key] = tuple(slot.pages)
+                if not before and slot.cached:
+                    self.counters["prefix_hits"] += 1
         for entry in slots.retiring:
-            held += entry.pages
-        if 0 in held or len(set(held)) != len(held):
-            raise Violation(f"pages are held twice or page 0 is given out: {sorted(held)}")
-        if len(held) + slots.pool.free != slots.pool.pages - 1:
-            raise Violation(f"{len(held)} pages held and {slots.pool.free} free of {slots.pool.pages - 1}")
+            held.update(entry.pages)
+        self._references(slots, held)
+        cached = slots.cache.pages
+        self.counters["forgotten_pages"] += len(
+            self._cached.get(process.machine.incarnation, cached) - cached
+        )
+        self._cached[process.machine.incarnation] = cached
         self.logs(slots.live.values(), process.machine.epoch)
+
+    def _references(self, slots: Slots, held: Counter[int]) -> None:
+        """held: how many slots, live or retiring, hold a page. Every page is free, or held by them and the
+        cache."""
+        pool, cached = slots.pool, slots.cache.pages
+        for page, holders in held.items():
+            if holders > 1 and page not in cached:
+                raise Violation(f"page {page} is held twice and not in the cache")
+        known = [page for page in held if held[page]] + [page for page in cached if not held[page]]
+        for page in known:
+            if pool.references(page) != held[page] + (page in cached):
+                raise Violation(
+                    f"page {page} has {pool.references(page)} references, {held[page]} slots hold it,"
+                    f" cached: {page in cached}"
+                )
+        if 0 in known or len(known) + pool.free != pool.pages - 1:
+            raise Violation(f"{len(known)} pages held and {pool.free} free of {pool.pages - 1}")
+        if set(slots.cache.idle) != {page for page in cached if not held[page]}:
+            raise Violation(f"{slots.cache.idle} count as idle, slots hold {dict(held)} of {sorted(cached)}")
 
     def logs(self, logs: object, epoch: int) -> None:
         """Nobody's log runs ahead of the gateway's."""

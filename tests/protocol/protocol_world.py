@@ -14,7 +14,8 @@ from services.target.link import TargetLink
 
 @dataclass(frozen=True)
 class World:
-    """Everything that a seed chooses before the first event. Times in seconds of virtual time."""
+    """Everything that a seed chooses before the first event. Times in seconds of virtual time. sharing: how
+    many of the prompts begin with some of `common` or with what a request before them has said."""
 
     drop: float
     duplicate: float
@@ -43,6 +44,8 @@ class World:
     requests: int
     aborts: float
     span_s: float
+    sharing: float
+    common: tuple[int, ...]
 
 
 def draw_world(rng: random.Random) -> World:
@@ -82,6 +85,8 @@ def draw_world(rng: random.Random) -> World:
         requests=rng.randint(2, 6),
         aborts=rng.choice((0.0, 0.2)),
         span_s=rng.choice((0.05, 0.5)),
+        sharing=rng.choice((0.0, 0.7, 1.0)),
+        common=tuple(rng.randrange(1, VOCAB) for _ in range(18)),
     )
 
 

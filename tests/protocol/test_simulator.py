@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import protocol_simulator
 import pytest
-from protocol_simulator import Simulator, simulate
+from protocol_simulator import Simulator, caught, simulate
 from toy_model import Violation
 
 from common.messages.rounds import Verify
@@ -41,18 +41,10 @@ def test_lifetimes_under_faults_keep_every_invariant(first: int) -> None:
         "finished:abort",
         "row:no_room",
         "resent:Verify",
+        "prefix_hits",
+        "forgotten_pages",
     ):
         assert seen[what], f"no lifetime of this block saw {what}"
-
-
-def caught(lifetimes: int = 400, **world: object) -> str:
-    """What the first lifetime that notices says. world: what these lifetimes have in common."""
-    for seed in range(lifetimes):
-        try:
-            Simulator(seed, **world).run()
-        except (Violation, RuntimeError, IndexError, KeyError, ValueError) as error:
-            return str(error)
-    pytest.fail(f"{lifetimes} lifetimes did not notice")
 
 
 def notices(seed: int) -> bool:
@@ -125,7 +117,7 @@ def test_the_simulator_catches_a_page_that_is_dropped_twice(monkeypatch: pytest.
     original = Slots._give_back
 
     def twice(self: Slots, entry) -> None:
-        self.pool.drop(entry.pages[0])
+        self.pool.drop(entry.pages[-1])
         original(self, entry)
 
     monkeypatch.setattr(Slots, "_give_back", twice)
@@ -136,7 +128,7 @@ def test_the_simulator_catches_a_leaked_page(monkeypatch: pytest.MonkeyPatch) ->
     original = Slots._give_back
 
     def leak(self: Slots, entry) -> None:
-        original(self, type(entry)(entry.round, entry.slot, entry.pages[1:]))
+        original(self, type(entry)(entry.round, entry.slot, entry.pages[:-1], entry.chain))
 
     monkeypatch.setattr(Slots, "_give_back", leak)
     assert "pages held" in caught()

@@ -127,7 +127,7 @@ def test_slot_zero_and_page_zero_are_never_given_out() -> None:
     assert all(0 not in slot.pages for slot in target.link.slots.live.values())
     free = target.link.slots.pool.free
     assert target.admit(9, [1, 2]).status == "no_slot"
-    assert target.link.slots.pool.free == free
+    assert target.link.slots.cache.available == free
 
 
 def test_admission_without_pages_is_no_room_and_takes_nothing() -> None:
@@ -135,7 +135,7 @@ def test_admission_without_pages_is_no_room_and_takes_nothing() -> None:
     target.admit(1, list(range(1, 9)))
     free = target.link.slots.pool.free
     assert target.admit(2, list(range(1, 9))).status == "no_room"
-    assert target.link.slots.pool.free == free
+    assert target.link.slots.cache.available == free
 
 
 @pytest.mark.parametrize("length", [0, 40, 41])
@@ -193,7 +193,7 @@ def test_a_commit_against_the_log_releases_the_slot() -> None:
     target, answer = decoding()
     assert first_row(target.tell(target.verify([decode_row(answer, [9, 9], 3)]))).status == "unknown"
     assert not target.link.slots.live
-    assert target.link.slots.pool.free == 19
+    assert target.link.slots.cache.available == 19
 
 
 def test_a_row_of_another_generation_is_unknown_and_its_slot_is_released() -> None:
@@ -206,7 +206,7 @@ def test_a_row_of_another_generation_is_unknown_and_its_slot_is_released() -> No
 def test_a_slot_that_is_not_listed_is_released() -> None:
     target, _ = decoding()
     target.tell(target.verify([]))
-    assert target.link.slots.pool.free == 19
+    assert target.link.slots.cache.available == 19
 
 
 def test_a_release_of_another_generation_does_not_touch_the_slot() -> None:
@@ -402,9 +402,9 @@ def test_pages_of_a_released_slot_wait_for_the_draft() -> None:
     verdict = messages(target.tell(target.verify(releases=[release])), Verdict)[0]
     assert (verdict.free_pages, verdict.retiring_pages) == (17, 2)
     target.tell(Proposal(target.stamp, 0, target.round, target.round - 1, []))
-    assert target.link.slots.pool.free == 17
+    assert target.link.slots.cache.available == 17
     target.tell(Proposal(target.stamp, 0, target.round, target.round, []))
-    assert target.link.slots.pool.free == 19
+    assert target.link.slots.cache.available == 19
 
 
 def test_pages_that_the_draft_has_acknowledged_in_advance_come_back_at_once() -> None:
@@ -425,7 +425,7 @@ def test_pages_come_back_when_the_draft_is_gone() -> None:
     target.tell(target.verify())
     effects = target.tell(DraftGone(target.stamp))
     assert of(effects, ev.FreeDraft) == [ev.FreeDraft(DRAFT)]
-    assert target.link.slots.pool.free == 19
+    assert target.link.slots.cache.available == 19
 
 
 def test_a_round_does_not_wait_for_a_draft_that_is_gone() -> None:

@@ -9,17 +9,26 @@ from services.draft.work import DraftResult, DraftRow, DraftWork, Tree
 from services.target.work import RoundResult, RoundWork, TreeResult, TreeRows
 
 
+@dataclass(frozen=True)
+class Tenant:
+    """Who has a slot: (request, generation), and how many leading positions were there at admission."""
+
+    owner: tuple[int, int]
+    cached: int
+
+
 @dataclass
 class TargetDevice:
-    """Executes rounds on its own page memory. owners: (request, generation) by slot, told with the work."""
+    """Executes rounds on its own page memory. owners: by slot, told with the work."""
 
     memory: PagedMemory
 
-    def execute(self, work: RoundWork, owners: dict[int, tuple[int, int]], elapsed_us: int) -> RoundResult:
+    def execute(self, work: RoundWork, owners: dict[int, Tenant], elapsed_us: int) -> RoundResult:
         memory = self.memory
         for chunk in work.chunks:
-            owner = owners[chunk.slot]
-            chain = memory.read_prefix(chunk.pages, owner, chunk.start, "prefix of a chunk")
+            tenant = owners[chunk.slot]
+            owner = tenant.owner
+            chain = memory.read_prefix(chunk.pages, owner, chunk.start, "prefix of a chunk", tenant.cached)
             for offset, token in enumerate(chunk.ids):
                 chain = extend(chain, token)
                 position = chunk.start + offset
@@ -27,9 +36,9 @@ class TargetDevice:
         trees = tuple(self._verify(tree, owners[tree.slot]) for tree in work.trees)
         return RoundResult(work.group, work.round, trees, elapsed_us)
 
-    def _verify(self, tree: TreeRows, owner: tuple[int, int]) -> TreeResult:
-        root = tree.base - 1
-        prefix = self.memory.read_prefix(tree.pages, owner, root, "prefix of a tree")
+    def _verify(self, tree: TreeRows, tenant: Tenant) -> TreeResult:
+        root, owner = tree.base - 1, tenant.owner
+        prefix = self.memory.read_prefix(tree.pages, owner, root, "prefix of a tree", tenant.cached)
         chains: list[int] = []
         depths: list[int] = []
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
@@ -76,7 +85,7 @@ class DraftDevice:
 
     def _draft(self, row: DraftRow, pages: tuple[int, ...]) -> Tree:
         known = min(self.reach.get(row.key, 0), row.invalid_from, len(row.ids))
-        chain = self.memory.read_prefix(pages, row.key, known, "drafter state")
+        chain = self.memory.read_prefix(pages, row.key, known, "drafter state", shared=known)
         if chain != chain_of(row.ids[:known]):
             raise Violation(f"drafter state of {row.key} stems from other ids than {row.ids[:known]}")
         for position in range(known, len(row.ids)):

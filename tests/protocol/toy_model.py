@@ -65,16 +65,19 @@ class PagedMemory:
             raise Violation(f"position {position} lies past the allocated pages {pages}")
         return pages[index] * self.page_size + position % self.page_size
 
-    def read_prefix(self, pages: tuple[int, ...], owner: tuple[int, int], length: int, what: str) -> int:
-        """The chain of positions 0 … length − 1, each checked to hold this owner's KV after the one
-        before."""
+    def read_prefix(
+        self, pages: tuple[int, ...], owner: tuple[int, int], length: int, what: str, shared: int
+    ) -> int:
+        """The chain of positions 0 … length − 1, each checked to hold KV that continues the one before: this
+        owner's from position `shared` on, anyone's below."""
         chain, cells, size = 0, self.cells, self.page_size
         for position in range(length):
             cell = cells.get(pages[position // size] * size + position % size)
             if cell is None:
                 raise Violation(f"{what} of {owner}: position {position} was never written")
             expected = extend(chain, cell.token)
-            if cell.owner != owner or cell.position != position or cell.chain != expected:
+            foreign = cell.owner != owner and position >= shared
+            if foreign or cell.position != position or cell.chain != expected:
                 raise Violation(
                     f"{what} of {owner}: position {position} holds {cell}, chain {expected} was due"
                 )

@@ -1,4 +1,4 @@
-"""Which full pages hold the KV of which ids, so that a log with the same beginning need not compute it again."""
+"""Which full pages hold the KV of which ids, so that a log that begins alike need not compute it again."""
 
 from array import array
 from collections import OrderedDict
@@ -8,8 +8,8 @@ from hashlib import sha256
 from common.kv.pool import PagePool
 
 Chain = list[bytes]
-"""Names of a log's leading pages. A page's name is the SHA-256 of the name before it and of its own ids, so it
-stands for every id up to its end; two logs meet in a name only if they agree so far."""
+"""Names of a log's leading pages. A page's name is the SHA-256 of the name before it and of its own ids, so
+it stands for every id up to the page's end: two logs meet in a name only if they agree so far."""
 
 
 def extend_chain(chain: Chain, ids: Sequence[int], pages: int, page_size: int) -> None:
@@ -22,9 +22,10 @@ def extend_chain(chain: Chain, ids: Sequence[int], pages: int, page_size: int) -
 class PrefixCache:
     """Gives out the pages of a pool and keeps what was computed in them until the room is needed.
 
-    The cache holds one reference to every page that it knows a name for. A page that nobody else holds is idle:
-    it can be found, and it can be given out at once. Idle pages are ordered by last use, the pages of one chain
-    from its end to its beginning, so the oldest idle page never stands before another idle page of its chain.
+    The cache holds one reference to every page that it knows a name for. A page that nobody else holds is
+    idle: it can be found, and it can be given out at once. Idle pages are ordered by last use, those of one
+    chain from its end to its beginning, so that the page that goes first has no idle page behind it in any
+    chain.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -62,8 +63,8 @@ class PrefixCache:
         return self._pool.take(count)
 
     def hold(self, ids: Sequence[int], most_pages: int) -> tuple[list[int], Chain]:
-        """The leading pages of ids that are known, most_pages at most, with one more reference each; and their
-        names."""
+        """The leading pages of ids that are known, most_pages at most, with one more reference each; and
+        their names."""
         pages: list[int] = []
         chain: Chain = []
         while len(pages) < most_pages:
@@ -78,7 +79,7 @@ class PrefixCache:
         return pages, chain
 
     def enter(self, pages: Sequence[int], chain: Chain) -> None:
-        """pages[i], which the caller holds, has its whole KV and the name chain[i], and is never written again.
+        """pages[i], which the caller holds, has its whole KV, the name chain[i], and is never written again.
 
         Where another page has the name already, that one stays.
         """
@@ -95,6 +96,6 @@ class PrefixCache:
             if page in self._name_of and self._pool.references(page) == 1:
                 self._idle[page] = None
         for name in reversed(chain):
-            page_known = self._page_of.get(name)
-            if page_known in self._idle:
-                self._idle.move_to_end(page_known)
+            known = self._page_of.get(name)
+            if known is not None and known in self._idle:
+                self._idle.move_to_end(known)

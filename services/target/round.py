@@ -77,8 +77,8 @@ class Round:
         return planned
 
     def _joins_on(self, planned: Planned, slot: Slot) -> bool:
-        """The chunk and the verify row leave no position without KV, stay within the log and write to no settled
-        page."""
+        """The chunk and the verify row leave no position without KV, stay within the log and write to no
+        settled page."""
         row, committed, reached = planned.row, len(slot.ids), slot.kv
         if planned.has_chunk:
             if not (

@@ -1,14 +1,15 @@
 """The target's slots: their logs (moved by commits only), their pages, and pages that wait for the draft.
 
-Pages that hold nothing but committed ids are shared with every later log that begins alike. The draft writes
-drafter KV to the pages of all slots, shared or not. That is safe:
+Pages that are full of committed ids are shared with every later log that begins alike, at once: also those of
+a slot that still runs, and those that wait for the draft. The draft goes on writing drafter KV to the pages
+of its slots, shared or not. Why that is safe:
 
 * Text comes from the target's KV alone, and the target writes to no page that is in the cache.
-* A page gets other ids only when no slot holds it, and a slot's hold ends with the draft's acknowledgement.
-* What the draft writes to a shared page is for the same ids. Its device does one work at a time, and from the
-  first Propose that lists the new holder every log that it works on reaches past the pages that were shared by
-  then; work that was begun under a shorter log has ended before. The new holder's entries are computed from
-  position 0 whatever the page held.
+* A page is given out for other ids only when no slot holds it, and a slot's hold ends with the draft's
+  acknowledgement.
+* A new holder's drafter KV is computed from position 0, whatever the page holds. The draft's device does one
+  work at a time. Work under an older live set ends before the new holder's begins; afterwards every log that
+  is worked on holds the ids of the shared page, so what it writes there are the same bits.
 """
 
 from collections import deque
@@ -29,8 +30,8 @@ class Slot:
 
     ids: the log as far as the gateway committed it. kv: leading positions whose KV is certain to belong to
     ids. speculated: what the last verdict said comes after ids; the KV of all but its last id is in place.
-    cached: leading positions whose KV was there at admission. chain: names of the leading pages that are settled:
-    full of committed ids with their KV, never written again.
+    cached: leading positions whose KV was there at admission. chain: names of the leading pages that are
+    settled: full of committed ids with their KV, never written again.
     """
 
     slot: int
@@ -75,8 +76,8 @@ class Retiring:
 
 
 class Slots:
-    """Every slot and page of one configuration. cache gives the pages of pool out. grown: slots that got pages since the list was last
-    cleared."""
+    """Every slot and page of one configuration. cache gives the pages of pool out. grown: slots that got
+    pages since the list was last cleared."""
 
     def __init__(self, configure: Configure) -> None:
         self.pool = PagePool(configure.pages, configure.page_size)

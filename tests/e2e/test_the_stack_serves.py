@@ -76,6 +76,19 @@ def test_an_answer_that_ends_by_itself_ends_with_stop(stack: Stack) -> None:
     assert "<|im_end|>" not in answer["choices"][0]["message"]["content"]
 
 
+def test_a_repeated_prompt_is_found_in_the_prefix_cache_and_says_the_same(stack: Stack) -> None:
+    text = "Summarize what a river does on its way from the mountains to the sea, in four short sentences."
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 3}
+    counted = stack.metric("prompt_tokens_cached_total")
+    (_, first), (_, second) = (stack.request("/v1/chat/completions", body) for _ in range(2))
+    usage = second["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert usage["prompt_tokens"] - 17 <= cached < usage["prompt_tokens"]
+    assert second["choices"] == first["choices"]
+    before = first["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert stack.metric("prompt_tokens_cached_total") == counted + before + cached
+
+
 def test_the_zeromq_client_gets_the_text_that_http_gets(stack: Stack) -> None:
     _, body = stack.request("/v1/chat/completions", {**TIPS, "max_tokens": 16})
     with paceline.Client(stack.address) as client:

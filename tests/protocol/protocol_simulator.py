@@ -155,7 +155,7 @@ class Simulator:
             raise Violation("the gateway rests while the target holds slots or waits for pages")
         if slots.cache.available != slots.pool.pages - 1 or slots.table.free != slots.table.slots - 1:
             raise Violation(
-                f"{slots.cache.available} of {slots.pool.pages - 1} pages are available after the last request"
+                f"{slots.cache.available} of {slots.pool.pages - 1} pages can be given out at the end"
             )
         return True
 

@@ -66,7 +66,8 @@ class Verify(Message, frozen=True):
 
 
 class AdmitAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """status: ok | no_slot | no_room | never_fits. cached: leading positions whose KV is already there.
+    """status: ok | no_slot | no_room | never_fits. cached: leading positions whose KV is already there, in
+    pages that may be shared and are not to be written; at most committed − 1.
     allocated: positions reserved."""
 
     request: int
@@ -108,8 +109,9 @@ class Verdict(Message, frozen=True):
     stamp.draft: the draft that the target holds a region for. draft: none (the round did not wait: k was 0,
     no row to verify, or no draft) | used (a row was verified with draft nodes) | empty (a proposal came,
     without a usable row) | absent (none by the deadline) | late (it came after the deadline, before the
-    verdict). free_pages, retiring_pages: the pool after the round; retiring pages wait for the draft's
-    acknowledgement. elapsed_us: device time of the round. error: of a failed forward.
+    verdict). free_pages, retiring_pages: the pool after the round. Free are pages that can be given out at
+    once, those that only the prefix cache holds included; retiring pages wait for the draft's acknowledgement
+    (one that two slots held counts twice). elapsed_us: device time of the round. error: of a failed forward.
     """
 
     stamp: Stamp

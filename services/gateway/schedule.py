@@ -35,6 +35,7 @@ class RowPlan:
 
 
 def pages_to_admit(request: Request, limits: Limits) -> int:
+    """What it takes when nothing is found in the prefix cache, which the gateway cannot know."""
     positions = step_positions(len(request.ids), limits.max_nodes, limits.max_model_len)
     return min(pages_for(positions, limits.page_size), limits.pages - 1)
 

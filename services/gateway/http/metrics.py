@@ -148,7 +148,11 @@ class _Gauges(Collector):
             ("num_requests_running", "Generations that hold a slot.", now.running),
             ("num_requests_waiting", "Generations that wait for a slot.", now.waiting),
             ("kv_pages", "Pages of the KV pool.", now.pages),
-            ("kv_pages_free", "Pages that can be given out.", now.free_pages),
+            (
+                "kv_pages_free",
+                "Pages that can be given out, those that only the prefix cache holds included.",
+                now.free_pages,
+            ),
             ("kv_pages_retiring", "Pages that wait for the draft's acknowledgement.", now.retiring_pages),
             (
                 "kv_cache_usage_perc",

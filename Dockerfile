@@ -17,7 +17,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PACELINE_HOME=/opt/paceline \
     PACELINE_RUN_DIR=/run/paceline \
     PACELINE_SHM_DIR=/dev/paceline-shm \
-    TORCHINDUCTOR_CACHE_DIR=/var/cache/paceline \
+    PACELINE_KERNEL_CACHE=/var/cache/paceline \
     GOMP_SPINCOUNT=30000 \
     TOKENIZERS_PARALLELISM=false
 

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 ENV_PREFIX = "PACELINE_"
-ENV_RESERVED = frozenset({"PACELINE_HOME", "PACELINE_CONFIG", "PACELINE_SUPERVISED"})
+ENV_RESERVED = frozenset({"PACELINE_HOME", "PACELINE_KERNEL_CACHE", "PACELINE_CONFIG", "PACELINE_SUPERVISED"})
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
 _SIZE_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from common.attention.backend import AttentionBackend
 from common.attention.kv_cache import KvCache
 from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.layers import DecoderLayer, RmsNorm
+from common.model.layers import RmsNorm
 from common.model.linear import Linear
-from common.model.rope import RopeTable
+from common.model.steps import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,8 @@ class ForwardOutput:
 
 
 class LlamaModel:
-    """embedding: [vocab, hidden], in dtype. max_positions: logical positions that the RoPE table has."""
+    """embedding: [vocab, hidden], in dtype. steps: the decoder layers. max_positions: logical positions that
+    their RoPE table has."""
 
     def __init__(
         self,
@@ -34,20 +34,17 @@ class LlamaModel:
         dtype: torch.dtype,
         max_positions: int,
         embedding: torch.Tensor,
-        layers: tuple[DecoderLayer, ...],
+        steps: Steps,
         final_norm: RmsNorm,
         lm_head: Linear,
-        attention: AttentionBackend,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.max_positions = max_positions
         self.embedding = embedding
-        self.layers = layers
+        self.steps = steps
         self.final_norm = final_norm
         self.lm_head = lm_head
-        self.attention = attention
-        self._rope = RopeTable(config.rope, config.head_dim, max_positions)
 
     @torch.inference_mode()
     def forward(
@@ -60,14 +57,7 @@ class LlamaModel:
         """
 
         self._check(batch, cache, capture)
-        planned = self.attention.plan(batch)
-        rope = self._rope.rows(batch.positions, self.config.heads, self.config.kv_heads)
-        x = self.embedding.index_select(0, batch.ids)
-        entering: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(self.layers):
-            if capture is not None and index in capture:
-                entering[index] = x
-            x = layer(x, rope, planned, cache, index, batch.write_slots)
+        x, entering = self.steps.run(batch, cache, capture or ())
         captured = None if capture is None else torch.cat([entering[index] for index in capture], dim=-1)
         return ForwardOutput(self._logits(x, batch.logit_rows), captured)
 

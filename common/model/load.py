@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from common.attention.torch_backend import TorchAttention
+from common.graphs.steps import CapturedSteps
+from common.kernels.build import KernelsUnavailable
+from common.kernels.decoder_cpu import MAX_HEAD_DIM, DecoderKernels, decoder_kernels
 from common.model.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD, Checkpoint, layer_prefix
 from common.model.checkpoint_gguf import GgufCheckpoint
 from common.model.checkpoint_hf import HfCheckpoint
@@ -15,6 +19,10 @@ from common.model.config import ModelConfig, UnsupportedModelError
 from common.model.layers import DecoderLayer, GatedMlp, HeadNorms, RmsNorm, SelfAttention
 from common.model.linear import Linear, linear, require_packed_bf16
 from common.model.llama import LlamaModel
+from common.model.rope import RopeTable
+from common.model.steps import EagerSteps, Steps
+
+log = logging.getLogger("model")
 
 Progress = Callable[[int, int], None]
 """Called with layers loaded and layers in all."""
@@ -39,21 +47,42 @@ def load_model(
     UnsupportedModelError, CheckpointError, and RuntimeError where this CPU cannot serve bfloat16.
     """
 
+    kernels = None
     if dtype == torch.bfloat16:
         require_packed_bf16()
+        kernels = serving_kernels()
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     if not 0 < max_positions <= config.max_context:
         raise UnsupportedModelError(
             f"max_positions is {max_positions}; {path.name} was made for 1 … {config.max_context} positions"
         )
-    return build_model(checkpoint, dtype=dtype, max_positions=max_positions, progress=progress)
+    return build_model(
+        checkpoint, dtype=dtype, max_positions=max_positions, kernels=kernels, progress=progress
+    )
+
+
+def serving_kernels() -> DecoderKernels | None:
+    """None, and a warning, where they cannot be had."""
+
+    try:
+        return decoder_kernels()
+    except KernelsUnavailable as error:
+        log.warning("no compiled kernels, so a step takes two to three times as long: %s", error)
+        return None
 
 
 @torch.inference_mode()
 def build_model(
-    checkpoint: Checkpoint, *, dtype: torch.dtype, max_positions: int, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    max_positions: int,
+    kernels: DecoderKernels | None = None,
+    progress: Progress | None = None,
 ) -> LlamaModel:
+    """kernels: for bfloat16 alone; without them the layers run eagerly, with other bits."""
+
     config = checkpoint.config
     embedding = checkpoint.tensor(EMBEDDING).to(dtype)
     head = embedding if config.tied_embeddings else checkpoint.tensor(LM_HEAD)
@@ -67,11 +96,24 @@ def build_model(
         dtype=dtype,
         max_positions=max_positions,
         embedding=embedding,
-        layers=tuple(layers),
+        steps=_steps(config, embedding, tuple(layers), max_positions, kernels),
         final_norm=_norm(checkpoint, FINAL_NORM, dtype),
         lm_head=linear(head, None, dtype),
-        attention=TorchAttention(config.heads, config.kv_heads, config.head_dim),
     )
+
+
+def _steps(
+    config: ModelConfig,
+    embedding: torch.Tensor,
+    layers: tuple[DecoderLayer, ...],
+    max_positions: int,
+    kernels: DecoderKernels | None,
+) -> Steps:
+    rope = RopeTable(config.rope, config.head_dim, max_positions)
+    if kernels is not None and config.head_dim <= MAX_HEAD_DIM:
+        return CapturedSteps(kernels, config, embedding, layers, rope)
+    attention = TorchAttention(config.heads, config.kv_heads, config.head_dim)
+    return EagerSteps(config, embedding, layers, rope, attention)
 
 
 def _decoder_layer(checkpoint: Checkpoint, layer: int, dtype: torch.dtype) -> DecoderLayer:

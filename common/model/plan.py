@@ -18,11 +18,11 @@ SAMPLED_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class NumericPlan:
-    """weights, attention: names of the kernels. cpu: instruction set that torch dispatches to.
-    checkpoint: `checkpoint_identity` of the weights."""
+    """weights, layers: names of the kernels of linear layers and of what lies between them. cpu: instruction
+    set that torch dispatches to. checkpoint: `checkpoint_identity` of the weights."""
 
     weights: str
-    attention: str
+    layers: str
     torch_version: str
     cpu: str
     checkpoint: str
@@ -32,11 +32,11 @@ class NumericPlan:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def cpu_plan(checkpoint: Path) -> NumericPlan:
-    """The plan of every process that serves bfloat16 on a CPU."""
+def cpu_plan(checkpoint: Path, layers: str) -> NumericPlan:
+    """The plan of a process that serves bfloat16 on a CPU. layers: the `numerics` of its model's steps."""
     return NumericPlan(
         weights="bf16-onednn-packed",
-        attention="torch-bf16-blocks-of-64",
+        layers=layers,
         torch_version=str(torch.__version__),
         cpu=torch.backends.cpu.get_cpu_capability(),
         checkpoint=checkpoint_identity(checkpoint),

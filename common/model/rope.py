@@ -30,7 +30,8 @@ class RopeRows:
 
 
 class RopeTable:
-    """cos and sin of positions 0 … max_positions − 1, float32 [max_positions, head_dim]."""
+    """cos, sin: of positions 0 … max_positions − 1, float32 [max_positions, head_dim]. sin is negated in the
+    first half of a head."""
 
     def __init__(self, rope: RopeConfig, head_dim: int, max_positions: int) -> None:
         frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
@@ -38,15 +39,15 @@ class RopeTable:
             frequencies = frequencies / torch.tensor(rope.divisors, dtype=torch.float32)
         # Angles in float32 as everywhere in the field; their cos and sin correctly rounded.
         angles = (torch.arange(max_positions).float()[:, None] * frequencies).double()
-        self._cos = torch.cat([angles.cos(), angles.cos()], dim=-1).float()
-        self._sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).float()
+        self.cos = torch.cat([angles.cos(), angles.cos()], dim=-1).float()
+        self.sin = torch.cat([-angles.sin(), angles.sin()], dim=-1).float()
 
     def rows(self, positions: torch.Tensor, heads: int, kv_heads: int) -> RopeRows:
         """positions: int64 [rows]."""
 
         return RopeRows(
-            _for_heads(self._cos.index_select(0, positions), heads, kv_heads),
-            _for_heads(self._sin.index_select(0, positions), heads, kv_heads),
+            _for_heads(self.cos.index_select(0, positions), heads, kv_heads),
+            _for_heads(self.sin.index_select(0, positions), heads, kv_heads),
         )
 
 

@@ -81,7 +81,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         model=resolved.name,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
-        plan=cpu_plan(resolved.path).fingerprint,
+        plan=cpu_plan(resolved.path, model.steps.numerics).fingerprint,
         device="cpu",
         kv_bytes_per_position=kv_bytes_per_position(model.config, model.dtype),
         max_context=model.max_positions,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from common.actors.device import DeviceThread
 from common.actors.supervisor import Supervisor
 from common.attention.kv_cache import kv_bytes_per_position
+from common.graphs.steps import CapturedSteps
 from common.identifiers import new_id
 from common.memory.arena import TensorSpec
 from common.memory.cleanup import remove_dead_arenas
@@ -43,18 +45,26 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
     """Raises StartupError for a model that cannot be served."""
     started = logged = time.monotonic()
 
-    def progress(done: int, layers: int) -> None:
-        nonlocal logged
-        if time.monotonic() - logged > PROGRESS_EVERY_S:
-            logged = time.monotonic()
-            log.info("loading %s: layer %d of %d", resolved.name, done, layers)
+    def progress(doing: str) -> Callable[[int, int], None]:
+        def told(done: int, of: int) -> None:
+            nonlocal logged
+            if time.monotonic() - logged > PROGRESS_EVERY_S:
+                logged = time.monotonic()
+                log.info("%s: %d of %d", doing, done, of)
+
+        return told
 
     try:
         resolved = resolve_model(settings.model)
         tokenizer = load_tokenizer(resolved.path)
         config = open_checkpoint(resolved.path).config
         positions = min(settings.max_model_len, config.max_context)
-        model = load_model(resolved.path, dtype=torch.bfloat16, max_positions=positions, progress=progress)
+        model = load_model(
+            resolved.path,
+            dtype=torch.bfloat16,
+            max_positions=positions,
+            progress=progress(f"loading layers of {resolved.name}"),
+        )
     except (ValueError, RuntimeError, OSError) as error:
         raise StartupError(f"model {settings.model!r} cannot be served: {error}") from error
     if tokenizer.vocab_size > config.vocab_size:
@@ -62,6 +72,8 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
             f"model {settings.model!r}: the tokenizer has {tokenizer.vocab_size} ids, "
             f"the model {config.vocab_size}; they do not belong together"
         )
+    if isinstance(model.steps, CapturedSteps):
+        model.steps.warm(MAX_ROWS, progress("preparing step sizes"))
     log.info("loaded %s in %.1f s", resolved.name, time.monotonic() - started)
     return model, tokenizer, resolved
 

@@ -14,7 +14,7 @@ from tiny_models import FAMILIES, write_hf
 from common.attention.kv_cache import KvCache
 from common.attention.segments import physical_slots
 from common.model.llama import LlamaModel
-from common.model.load import load_model
+from common.model.load import build_model, load_model, open_checkpoint
 
 CAPTURE = (0, 1)
 # Pages of the sequence under test lie apart and out of order; the cache around them holds NaN.
@@ -104,6 +104,15 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp(request.param)
     write_hf(request.param, directory)
     return make_subject(load_model(directory, dtype=torch.bfloat16, max_positions=256), 150)
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """What a machine without compiled kernels runs."""
+    directory = tmp_path_factory.mktemp("eager")
+    write_hf("llama3", directory)
+    checkpoint = open_checkpoint(directory)
+    return make_subject(build_model(checkpoint, dtype=torch.bfloat16, max_positions=256), 150)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -247,6 +256,11 @@ def test_every_way_gives_every_family_the_same_bits(way: str, tiny: Subject) -> 
     assert_same_rows(WAYS[way](tiny), tiny.rows)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_eager_layers_the_same_bits(way: str, eager: Subject) -> None:
+    assert_same_rows(WAYS[way](eager), eager.rows)
+
+
 @pytest.mark.parametrize("way", ["in chunks of 200", "token by token", "tree with siblings"])
 def test_one_thread_gives_the_bits_of_two(way: str, demo: Subject) -> None:
     torch.set_num_threads(1)
@@ -265,11 +279,13 @@ def test_the_largest_chunk_gives_the_bits_of_small_ones(demo: Subject) -> None:
     assert_same_rows(prefill(model, cache, pages, ids, 512), small)
 
 
-def test_cutting_a_segment_into_pieces_changes_no_bit(demo: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.attention.torch_backend.PIECE_BYTES", 1 << 20)
-    monkeypatch.setattr("common.attention.torch_backend.MOST_PIECE_BYTES", 1 << 20)
-    assert_same_rows(in_chunks(150)(demo), demo.rows)
-    assert_same_rows(tree_with_siblings(demo), demo.rows)
+def test_cutting_a_segment_into_pieces_changes_no_bit(
+    eager: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.attention.torch_backend.PIECE_BYTES", 1 << 14)
+    monkeypatch.setattr("common.attention.torch_backend.MOST_PIECE_BYTES", 1 << 14)
+    assert_same_rows(in_chunks(150)(eager), eager.rows)
+    assert_same_rows(tree_with_siblings(eager), eager.rows)
 
 
 def test_a_forward_over_another_request_leaves_no_trace(demo: Subject) -> None:

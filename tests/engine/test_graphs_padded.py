@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from common.graphs.padded import PaddedBatch, padded_rows
 from common.graphs.steps import CapturedSteps
 from common.model.batch import AttentionSegment, ForwardBatch
 from common.model.llama import LlamaModel
-from common.model.load import load_model
+from common.model.load import build_model, load_model, open_checkpoint
 
 
 def two_rows() -> ForwardBatch:
@@ -83,6 +84,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
     model = load_model(directory, dtype=torch.bfloat16, max_positions=256)
     assert isinstance(model.steps, CapturedSteps)
     return model
+
+
+def test_captured_steps_agree_with_eager_layers_up_to_rounding(tmp_path: Path) -> None:
+    write_hf("qwen3-biases", tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    eager = build_model(checkpoint, dtype=torch.bfloat16, max_positions=256)
+    captured = load_model(tmp_path, dtype=torch.bfloat16, max_positions=256)
+    assert isinstance(captured.steps, CapturedSteps)
+    for expected, found in zip(forward(eager)[:2], forward(captured)[:2], strict=True):
+        assert float((found - expected).abs().max() / expected.abs().max()) < 2**-5
 
 
 @pytest.fixture

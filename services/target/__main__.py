@@ -38,6 +38,8 @@ MAX_ROWS = 1024
 """Token rows of one forward: up to here every kernel's rows were shown to be independent of each other."""
 HIDDEN_STATES = 3
 """Auxiliary states per row that an EAGLE-3 head reads."""
+WARM_ROWS = 256
+"""Steps up to this size are prepared at start; for larger ones a first use costs a few percent of the step."""
 PROGRESS_EVERY_S = 2.0
 
 
@@ -73,7 +75,7 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
             f"the model {config.vocab_size}; they do not belong together"
         )
     if isinstance(model.steps, CapturedSteps):
-        model.steps.warm(MAX_ROWS, progress("preparing step sizes"))
+        model.steps.warm(WARM_ROWS, progress("preparing step sizes"))
     log.info("loaded %s in %.1f s", resolved.name, time.monotonic() - started)
     return model, tokenizer, resolved
 

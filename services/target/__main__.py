@@ -39,7 +39,7 @@ MAX_ROWS = 1024
 HIDDEN_STATES = 3
 """Auxiliary states per row that an EAGLE-3 head reads."""
 WARM_ROWS = 256
-"""Steps up to this size are prepared at start; for larger ones a first use costs a few percent of the step."""
+"""Steps up to this size are prepared at start; the first use of a larger one costs it a few percent."""
 PROGRESS_EVERY_S = 2.0
 
 

@@ -68,7 +68,7 @@ def serving_kernels() -> DecoderKernels | None:
     try:
         return decoder_kernels()
     except KernelsUnavailable as error:
-        log.warning("no compiled kernels, so a step takes two to three times as long: %s", error)
+        log.warning("no compiled kernels, so every step takes longer and has other bits: %s", error)
         return None
 
 

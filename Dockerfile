@@ -1,5 +1,5 @@
-# One image, three services. The compiler serves torch's compiled regions; the demo model is baked in, so that a
-# container needs no network.
+# One image, three services. The compiler makes the kernels between linear layers; the demo model is baked in, so
+# that a container needs no network.
 FROM python:3.11-slim-bookworm
 
 RUN apt-get update \

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
 
-.PHONY: serve test check clean
+.PHONY: serve test check bench clean
 
 serve: $(STAMP)
 	@exec $(BIN)/paceline serve $(ARGS)
@@ -17,6 +17,9 @@ test: $(STAMP)
 
 check: $(STAMP)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+bench: $(STAMP)
+	@$(BIN)/python -m bench $(ARGS)
 
 $(STAMP): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed and $(PYTHON) was not found: install it, or name it with PYTHON=..."; exit 1; }

@@ -13,12 +13,13 @@ import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
 ENV_PREFIX = "PACELINE_"
 ENV_RESERVED = frozenset({"PACELINE_HOME", "PACELINE_KERNEL_CACHE", "PACELINE_CONFIG", "PACELINE_SUPERVISED"})
+AUTO = "auto"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", re.IGNORECASE)
 _SIZE_POWER = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -46,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kv_memory: str = "1GiB"
     page_size: int = 16
     prefill_chunk: int = 256
-    k: int = 4
+    k: int | Literal["auto"] = "auto"
     draft_wait_s: float = 0.25
     queue_limit: int = 256
     target_threads: int = 0
@@ -74,7 +75,7 @@ HELP = {
     "kv_memory": "memory for the target's KV pages, for example 512MiB or 4GiB",
     "page_size": "KV positions of a page: a power of two up to 64",
     "prefill_chunk": "prompt tokens computed in one round beside the decoding requests",
-    "k": "draft tokens asked for in every round",
+    "k": "draft tokens asked for in every round; auto chooses by what was measured, none included",
     "draft_wait_s": "seconds that a round waits for the draft before it goes on without",
     "queue_limit": "requests that may wait or run before new ones are turned away",
     "target_threads": "threads of the target's device work; 0 takes the cores there are",
@@ -191,7 +192,7 @@ def _checked(values: Mapping[str, Any]) -> Settings:
     settings = msgspec.convert(values, Settings, strict=False)
     for key, (low, high) in _BOUNDS.items():
         value = getattr(settings, key)
-        if not low <= value <= high:
+        if value != AUTO and not low <= value <= high:
             raise SettingsError(f"{key}={value} is out of range: {low} to {high}")
     if settings.page_size & (settings.page_size - 1):
         raise SettingsError(f"page_size={settings.page_size} is not a power of two")

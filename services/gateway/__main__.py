@@ -13,6 +13,7 @@ from common.model.tokenizer import Tokenizer, load_tokenizer
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings
 from paceline import __version__
+from services.gateway.adaptive_k import AdaptiveK
 from services.gateway.coordinator import Coordinator
 from services.gateway.core import GatewayActor, GatewayEngine
 from services.gateway.http.app import create_app
@@ -20,13 +21,16 @@ from services.gateway.http.metrics import EngineGauges, GatewayMetrics, MeteredE
 from services.gateway.http.server import BindError as HttpBindError
 from services.gateway.http.server import serve_http
 from services.gateway.http.settings import ExposedWithoutKey, HttpSettings, check_exposure
-from services.gateway.options import CoordinatorOptions, FixedK
+from services.gateway.options import CoordinatorOptions, FixedK, KController
 from services.gateway.zmq.front import BindError as ZmqBindError
 from services.gateway.zmq.front import ZmqFront
 from services.gateway.zmq.settings import AddressRefused, ZmqSettings
 
 log = logging.getLogger("gateway")
 
+MAX_AUTO_K = 8
+"""Pages for so many draft tokens are reserved for every slot."""
+FIRST_AUTO_K = 3
 DRAIN_S = 0.0
 """Open streams end at once with an error frame: most would not end within the grace of a stop."""
 
@@ -46,12 +50,20 @@ def coordinator_options(settings: Settings, tokenizer: Tokenizer) -> Coordinator
         page_size=settings.page_size,
         max_num_seqs=settings.max_num_seqs,
         chunk_rows=settings.prefill_chunk,
-        max_nodes=settings.k + 1,
+        max_nodes=max_k(settings) + 1,
         tokenizer=tokenizer.fingerprint,
     )
 
 
-def gauges(coordinator: Coordinator, pages: int) -> EngineGauges:
+def max_k(settings: Settings) -> int:
+    return MAX_AUTO_K if settings.k == "auto" else settings.k
+
+
+def k_controller(settings: Settings) -> KController:
+    return AdaptiveK(MAX_AUTO_K, FIRST_AUTO_K) if settings.k == "auto" else FixedK(settings.k)
+
+
+def gauges(coordinator: Coordinator, controller: KController, pages: int) -> EngineGauges:
     requests = coordinator.requests
     return EngineGauges(
         running=len(requests.live),
@@ -59,6 +71,7 @@ def gauges(coordinator: Coordinator, pages: int) -> EngineGauges:
         pages=pages,
         free_pages=coordinator.free_pages,
         retiring_pages=coordinator.retiring_pages,
+        k=controller.belief(),
     )
 
 
@@ -69,9 +82,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     except ExposedWithoutKey as error:
         raise StartupError(str(error)) from error
     resolved, tokenizer = await load_unless_stopped(stop, asyncio.to_thread(load, settings))
-    coordinator = Coordinator(coordinator_options(settings, tokenizer), FixedK(settings.k), new_id)
+    controller = k_controller(settings)
+    coordinator = Coordinator(coordinator_options(settings, tokenizer), controller, new_id)
     core = GatewayEngine(resolved.name, settings.max_model_len, tokenizer, settings.queue_limit)
-    metrics = GatewayMetrics(lambda: gauges(coordinator, core.pages))
+    metrics = GatewayMetrics(lambda: gauges(coordinator, controller, core.pages))
     engine = MeteredEngine(core, metrics)
     app = create_app(engine, tokenizer, HttpSettings(__version__, api_keys), metrics)
     zmq_address = f"tcp://{settings.zmq_host}:{settings.zmq_port}"

@@ -14,7 +14,7 @@ from services.gateway.drafting import DraftPause
 from services.gateway.options import CoordinatorOptions, KController
 from services.gateway.pair import DRAFT_TABLE, TARGET_TABLE, Pair
 from services.gateway.requests import LIVE, WAITING, Request, Requests
-from services.gateway.round import Round, begin_round, propose_for
+from services.gateway.round import Round, begin_round, propose_for, sample_of
 from services.gateway.schedule import (
     choose_admissions,
     choose_workers,
@@ -293,11 +293,12 @@ class Coordinator(Machine[ev.Effect]):
         if not self._is_awaited(verdict):
             self.counters["stale:Verdict"] += 1
             return
+        sample = sample_of(self._round, self.now)
         self._round = None
         self.state = IDLE
         self._pair.rounds += 1
         self._pair.heard_verdict(verdict.stamp.draft)
-        self._controller.observe(verdict)
+        self._controller.observe(verdict, sample)
         self._drafting.observe(verdict.draft, self.now, self._pair.draft_beat)
         self.free_pages, self.retiring_pages = verdict.free_pages, verdict.retiring_pages
         moved = [self._seat(answer) for answer in verdict.admitted]

@@ -42,6 +42,29 @@ class CoordinatorOptions:
     draft_stuck_s: float = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class RoundSample:
+    """A round as its plan had it, and how long its verdict took. verify_rows: slots that were to be verified,
+    with up to k draft tokens each. chunk_rows: prompt rows beside them."""
+
+    k: int
+    verify_rows: int
+    chunk_rows: int
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KBelief:
+    """What a controller expects at the batch size of its last round. k: its choice. accepted: at index i the
+    share of rows of which more than i draft tokens are accepted. round_s, tokens_per_s: by k; empty until
+    something was measured."""
+
+    k: int
+    accepted: tuple[float, ...]
+    round_s: tuple[float, ...]
+    tokens_per_s: tuple[float, ...]
+
+
 class KController(Protocol):
     """Chooses how many draft tokens a verify row may have."""
 
@@ -49,9 +72,11 @@ class KController(Protocol):
         """k of the next round, which verifies so many slots; 0 asks for plain decoding."""
         ...
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict, sample: RoundSample) -> None:
         """Called with every verdict that counts."""
         ...
+
+    def belief(self) -> KBelief: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +86,8 @@ class FixedK:
     def choose(self, verify_rows: int) -> int:
         return self.k
 
-    def observe(self, verdict: Verdict) -> None:
+    def observe(self, verdict: Verdict, sample: RoundSample) -> None:
         pass
+
+    def belief(self) -> KBelief:
+        return KBelief(self.k, (), (), ())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from common.messages.rounds import Admit, LiveRow, Propose, ProposeRow, ReleaseRow, Verify
 from common.messages.stamp import Stamp
+from services.gateway.options import RoundSample
 from services.gateway.requests import Request
 from services.gateway.schedule import RowPlan
 
@@ -42,6 +43,16 @@ def begin_round(
     )
     working = {plan.request.request for plan in plans if plan.works} | {one.request for one in admitted}
     return Round(verify, now, frozenset(working))
+
+
+def sample_of(finished: Round, now: float) -> RoundSample:
+    verify = finished.verify
+    return RoundSample(
+        verify.k,
+        sum(row.verify for row in verify.live),
+        sum(row.chunk_end - row.chunk_start for row in verify.live),
+        now - finished.started_at,
+    )
 
 
 def _live_row(plan: RowPlan) -> LiveRow:

@@ -1,8 +1,8 @@
 """Whole lifetimes of the three machines under loss, duplication, reordering, delay, crash and restart.
 
 Everything follows from one seed: `PYTHONPATH=. python tests/protocol/protocol_simulator.py SEED` replays it
-with its trace. One lifetime is several requests from submit until all have ended and the page pool is full
-again.
+with its trace. Every third seed runs with a measured k. One lifetime is several requests from submit until
+all have ended and the page pool is full again.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from services.draft.link import DraftLink
 from services.draft.options import DraftOptions
 from services.draft.work import DraftResult
 from services.gateway import events as gev
+from services.gateway.adaptive_k import AdaptiveK
 from services.gateway.coordinator import Coordinator
 from services.gateway.options import CoordinatorOptions, FixedK
 from services.target import events as tev
@@ -69,7 +70,8 @@ class Simulator:
             draft_pause_s=0.1,
             draft_stuck_s=5.0,
         )
-        self.gateway = Coordinator(options, FixedK(world.k), self.new_id)
+        controller = AdaptiveK(world.k, world.k) if seed % 3 == 0 else FixedK(world.k)
+        self.gateway = Coordinator(options, controller, self.new_id)
         self.gateway_timers: dict[str, float] = {}
         self.watch = Watch(world, self.gateway, self.counters)
         self.jobs = self.watch.jobs

@@ -16,6 +16,7 @@ from services.gateway.http.app import HttpApp, create_app
 from services.gateway.http.metrics import EngineGauges, GatewayMetrics, MeteredEngine
 from services.gateway.http.server import HttpServer, serve_http
 from services.gateway.http.settings import HttpSettings
+from services.gateway.options import KBelief
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,12 @@ async def running_site(engine: FakeEngine | None = None, **settings: Any) -> Asy
     engine = engine or FakeEngine()
     metrics = GatewayMetrics(
         lambda: EngineGauges(
-            len(engine.running), len(engine.waiting), pages=8, free_pages=6, retiring_pages=1
+            len(engine.running),
+            len(engine.waiting),
+            pages=8,
+            free_pages=6,
+            retiring_pages=1,
+            k=KBelief(2, (0.5, 0.25), (0.01, 0.012, 0.014), (100.0, 125.0, 125.0)),
         )
     )
     app = create_app(

@@ -64,3 +64,12 @@ async def test_the_page_pool_is_shown_and_strange_paths_make_no_series() -> None
     assert series["paceline:kv_cache_usage_perc"] == 0.25
     assert series['paceline:http_requests_total{path="other",status="404"}'] == 5
     assert not any("_created" in name for name in series)
+
+
+async def test_what_the_k_controller_believes_is_shown() -> None:
+    async with running_site() as site:
+        series = await scrape(site)
+    assert series["paceline:spec_decode_k"] == 2
+    assert series['paceline:spec_decode_expected_acceptance{position="1"}'] == 0.25
+    assert series['paceline:spec_decode_expected_round_seconds{k="2"}'] == 0.014
+    assert series['paceline:spec_decode_expected_tokens_per_second{k="0"}'] == 100.0

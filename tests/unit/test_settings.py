@@ -33,6 +33,12 @@ def test_unknown_keys_are_refused_by_name(tmp_path: Path) -> None:
         load("--prot", "1")
 
 
+def test_k_is_auto_or_a_number() -> None:
+    assert load().k == "auto"
+    assert load("--k", "auto", PACELINE_K="3").k == "auto"
+    assert load(**to_environ(load())).k == "auto"
+
+
 def test_an_abbreviated_flag_is_unknown() -> None:
     with pytest.raises(SystemExit):
         load("--por", "1")
@@ -44,6 +50,7 @@ def test_an_abbreviated_flag_is_unknown() -> None:
         ("--port", "65536", "port=65536"),
         ("--port", "x", "port"),
         ("--k", "33", "k=33"),
+        ("--k", "many", "'many'"),
         ("--page-size", "12", "page_size=12"),
         ("--page-size", "128", "page_size=128"),
         ("--kv-memory", "much", "kv_memory='much'"),

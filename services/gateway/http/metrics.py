@@ -28,6 +28,7 @@ from services.gateway.engine import (
     Generation,
     GenerationSpec,
 )
+from services.gateway.options import KBelief
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -63,6 +64,7 @@ class EngineGauges:
     pages: int
     free_pages: int
     retiring_pages: int
+    k: KBelief
 
 
 class GatewayMetrics:
@@ -161,6 +163,30 @@ class _Gauges(Collector):
             ),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
+        yield from _k_gauges(now.k)
+
+
+def _k_gauges(belief: KBelief) -> Iterator[GaugeMetricFamily]:
+    yield GaugeMetricFamily(PREFIX + "spec_decode_k", "Draft tokens asked for in a round.", value=belief.k)
+    for name, text, label, values in (
+        (
+            "spec_decode_expected_acceptance",
+            "Expected share of steps that accept a draft token at this position.",
+            "position",
+            belief.accepted,
+        ),
+        ("spec_decode_expected_round_seconds", "Expected time of a round.", "k", belief.round_s),
+        (
+            "spec_decode_expected_tokens_per_second",
+            "Tokens per second that a k promises.",
+            "k",
+            belief.tokens_per_s,
+        ),
+    ):
+        family = GaugeMetricFamily(PREFIX + name, text, labels=(label,))
+        for at, value in enumerate(values):
+            family.add_metric((str(at),), value)
+        yield family
 
 
 class MeteredEngine:

@@ -1,0 +1,194 @@
+"""k by measurement, against servers whose costs and acceptance are known."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from common.messages.rounds import Verdict, VerdictRow
+from common.messages.stamp import Stamp
+from services.gateway.adaptive_k import FIRST_PROBE_AFTER, AdaptiveK
+from services.gateway.k_costs import CostCurve
+from services.gateway.options import RoundSample
+
+MAX_K = 8
+
+
+@dataclass(frozen=True)
+class Server:
+    """forward_us: by rows. wait_us: by k. accepts: chance that a draft token whose parent was accepted is.
+    drafts: chance that a slot has draft tokens. noise: standard deviation of a forward, as a share."""
+
+    forward_us: Callable[[int], float]
+    wait_us: Callable[[int], float]
+    accepts: float
+    drafts: float = 1.0
+    noise: float = 0.05
+
+    def rate(self, k: int, rows: int) -> float:
+        """Tokens per second, in the long run."""
+        rng = random.Random(1)
+        tokens = elapsed_us = 0.0
+        for _ in range(3000):
+            verdict, sample = self.round(k, rows, rng)
+            tokens += sum(len(row.ids) for row in verdict.rows)
+            elapsed_us += sample.wall_s * 1e6
+        return 1e6 * tokens / elapsed_us
+
+    def round(self, k: int, rows: int, rng: random.Random) -> tuple[Verdict, RoundSample]:
+        answers = []
+        for slot in range(rows):
+            drafted = k if rng.random() < self.drafts else 0
+            accepted = 0
+            while accepted < drafted and rng.random() < self.accepts:
+                accepted += 1
+            ids = [0] * (accepted + 1)
+            answers.append(VerdictRow(slot, slot, 1, "ok", 9, 9, 9, ids, drafted, accepted))
+        forward_us = self.forward_us(rows + sum(row.drafted for row in answers))
+        forward_us *= max(0.5, 1.0 + rng.gauss(0.0, self.noise))
+        draft = "none" if k == 0 else "used" if any(row.drafted for row in answers) else "empty"
+        verdict = Verdict(Stamp(1, 1, 1), 0, 1, answers, [], draft, 0, 0, round(forward_us))
+        return verdict, RoundSample(k, rows, 0, (forward_us + self.wait_us(k)) * 1e-6)
+
+
+FLAT = Server(lambda rows: 10_000 + 300 * rows, lambda k: 500 + 200 * k, accepts=0.8)
+STEEP = Server(lambda rows: 5_000 + 4_000 * rows, lambda k: 500 + 3_000 * k, accepts=0.2)
+STEPPED = Server(lambda rows: 6_000 if rows <= 4 else 12_000, lambda k: 500, accepts=0.75)
+LOOKUP = Server(lambda rows: 10_000 + 400 * rows, lambda k: 300, accepts=0.6, drafts=0.3)
+
+
+def run(controller: AdaptiveK, server: Server, rounds: int, rows: int = 1, seed: int = 0) -> list[int]:
+    """k as asked in every round."""
+    rng = random.Random(seed)
+    asked = []
+    for _ in range(rounds):
+        k = controller.choose(rows)
+        asked.append(k)
+        controller.observe(*server.round(k, rows, rng))
+    return asked
+
+
+def chosen(controller: AdaptiveK) -> int:
+    return controller.belief().k
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("server", [FLAT, STEEP, STEPPED, LOOKUP], ids=["flat", "steep", "stepped", "lookup"])
+def test_k_comes_close_to_the_best_rate(server: Server, rows: int) -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, server, 1500, rows)
+    best = max(server.rate(k, rows) for k in range(MAX_K + 1))
+    assert server.rate(chosen(controller), rows) >= 0.93 * best
+
+
+def test_k_is_0_where_drafting_does_not_pay() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, STEEP, 400)
+    assert chosen(controller) == 0
+
+
+def test_k_comes_back_when_drafting_pays_again() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, replace(FLAT, accepts=0.0), 3000)
+    assert chosen(controller) == 0
+    asked = run(controller, FLAT, 1800)
+    assert chosen(controller) >= 4
+    assert sum(asked[-300:]) / 300 >= 4
+
+
+def test_k_goes_to_0_soon_when_drafts_go_bad() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    good = replace(FLAT, forward_us=lambda rows: 10_000 + 1_000 * rows)
+    run(controller, good, 600)
+    assert chosen(controller) >= 3
+    run(controller, replace(good, accepts=0.02), 400)
+    assert chosen(controller) == 0
+
+
+@pytest.mark.parametrize("accepts", [0.26, 0.28, 0.30, 0.32, 0.34])
+def test_k_does_not_oscillate_around_a_threshold(accepts: float) -> None:
+    """Costs at which some k and 0 are worth about the same."""
+    server = Server(lambda rows: 10_000 + 2_500 * rows, lambda k: 500 + 500 * k, accepts, noise=0.1)
+    controller = AdaptiveK(MAX_K, 1)
+    run(controller, server, 500)
+    rng = random.Random(5)
+    choices = []
+    for _ in range(3000):
+        k = controller.choose(1)
+        controller.observe(*server.round(k, 1, rng))
+        choices.append(chosen(controller))
+    changes = sum(one != other for one, other in itertools.pairwise(choices))
+    assert changes <= 12
+
+
+def test_probes_of_a_settled_k_become_rare() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, STEEP, 1000)
+    asked = run(controller, STEEP, 1500)
+    assert sum(k != 0 for k in asked) <= 40
+
+
+def test_a_lone_slow_round_changes_nothing() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, FLAT, FIRST_PROBE_AFTER * 8)
+    before = chosen(controller)
+    verdict, sample = FLAT.round(controller.choose(1), 1, random.Random(3))
+    controller.observe(verdict, replace(sample, wall_s=3.0))
+    run(controller, FLAT, 20)
+    assert chosen(controller) == before
+
+
+def test_the_same_verdicts_give_the_same_choices() -> None:
+    first, second = (run(AdaptiveK(MAX_K, 3), LOOKUP, 500, seed=4) for _ in range(2))
+    assert first == second
+
+
+def test_rounds_with_prompt_rows_say_nothing_about_costs() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    verdict, sample = FLAT.round(3, 1, random.Random(3))
+    for _ in range(10):
+        controller.observe(verdict, replace(sample, chunk_rows=256))
+    assert controller.belief().round_s == ()
+
+
+def test_every_batch_size_has_a_k_of_its_own() -> None:
+    shared = Server(lambda rows: 10_000 + 3_000 * max(0, rows - 8), lambda k: 500, accepts=0.6)
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, shared, 600, rows=1)
+    alone = chosen(controller)
+    run(controller, shared, 600, rows=8)
+    assert alone >= 3
+    assert chosen(controller) <= 1
+
+
+def test_what_is_believed_is_told() -> None:
+    controller = AdaptiveK(MAX_K, 3)
+    run(controller, FLAT, 1500)
+    belief = controller.belief()
+    assert belief.accepted[0] == pytest.approx(0.8, abs=0.15)
+    assert belief.round_s[0] == pytest.approx(10_800e-6, rel=0.15)
+    assert belief.tokens_per_s[belief.k] == pytest.approx(FLAT.rate(belief.k, 1), rel=0.25)
+
+
+def test_a_curve_is_linear_between_measurements_and_grows_beyond() -> None:
+    curve = CostCurve(growth=0.1)
+    curve.observe(2, 100.0)
+    curve.observe(4, 200.0)
+    assert curve.at(3) == 150.0
+    assert curve.at(6) == pytest.approx(240.0)
+    assert curve.at(1) == pytest.approx(100.0 / 1.1)
+
+
+def test_what_slows_one_point_slows_the_others_in_proportion() -> None:
+    curve = CostCurve(growth=0.1)
+    for _ in range(8):
+        curve.observe(1, 100.0)
+        curve.observe(8, 200.0)
+    for _ in range(60):
+        curve.observe(1, 150.0)
+    assert curve.at(1) == pytest.approx(150.0, rel=0.02)
+    assert 1.6 <= curve.at(8) / curve.at(1) <= 2.01

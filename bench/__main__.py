@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -93,6 +94,11 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     return Plan(servers, prompts, streams, arguments.rounds, arguments.max_tokens)
 
 
+def _leave(signum: int, frame: object) -> None:
+    """Ends by an exception, so that the server that runs is stopped."""
+    raise SystemExit(128 + signum)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Compare servers on one machine.")
     parser.add_argument("--full", type=Path, metavar="FILE", help="all questions of this Spec-Bench file")
@@ -104,6 +110,7 @@ def main() -> int:
     parser.add_argument("--servers", metavar="A+B", help="only those whose names hold A or B")
     parser.add_argument("--out", type=Path, default=Path("bench/results"), metavar="DIR")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)
     plan = plan_of(arguments)
     figures, missing = compare(plan)
     summaries = summarise(figures, BASELINE)

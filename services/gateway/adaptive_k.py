@@ -13,7 +13,7 @@ ROW_GROWTH = 0.03
 """What another row of a forward is taken to cost before it was measured, as a share of the forward."""
 WAIT_GROWTH = 0.1
 """The same of one more draft token in the time that a round spends outside the target's forward."""
-MARGIN = 0.04
+MARGIN = 0.05
 """Another k must promise so much more than the present one: above what two estimates of equal k differ by."""
 REVIEW_ROUNDS = 8
 """Rounds between two reviews of k."""
@@ -153,9 +153,9 @@ class AdaptiveK:
 
     def _begin_probe(self, batch: _Batch, verify_rows: int) -> None:
         """Try the k, of those that would tell something, that was tried longest ago: none, the neighbours,
-        twice as many, and the best of those that draft."""
+        up to twice as many, and the best of those that draft."""
         rates = self._rates(batch, verify_rows)
-        candidates = {0, batch.k - 1, batch.k + 1, 2 * batch.k}
+        candidates = {0, batch.k - 1, batch.k + 1, min(2 * batch.k, self.max_k)}
         candidates.add(max(range(1, self.max_k + 1), key=rates.__getitem__))
         candidates = {k for k in candidates if 0 <= k <= self.max_k and k != batch.k}
         batch.probe = min(candidates, key=lambda k: (batch.probed_at.get(k, -1), -rates[k]))

@@ -21,7 +21,7 @@ SAMPLING: dict[str, dict[str, float]] = {
 }
 STACKS: dict[str, tuple[str, ...]] = {
     "none": ("--drafter", "none"),
-    "ngram": ("--drafter", "ngram", "--prefill-chunk", "24", "--check-page-table", "true"),
+    "ngram": ("--drafter", "ngram", "--k", "4", "--prefill-chunk", "24", "--check-page-table", "true"),
     "draft_model": (
         "--drafter",
         "smollm2-135m-instruct",

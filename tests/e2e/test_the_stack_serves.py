@@ -23,7 +23,7 @@ TIPS = {"messages": [{"role": "user", "content": "Give three tips for staying he
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with running("--drafter", "ngram", "--prefill-chunk", "64", draft=True) as stack:
+    with running("--drafter", "ngram", "--k", "4", "--prefill-chunk", "64", draft=True) as stack:
         yield stack
         stack.wait_pool_full()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -168,3 +169,4 @@ def running(*flags: str, draft: bool) -> Iterator[Stack]:
             for path in (*stack.shm_dir.iterdir(),):
                 path.unlink()
             stack.shm_dir.rmdir()
+            shutil.rmtree(stack.folder, ignore_errors=True)

@@ -68,15 +68,10 @@ class RunningGeneration:
 
     def ended(self, outcome: Finished | Failed, now: float) -> None:
         self._text.finish()
-        if isinstance(outcome, Failed):
-            finish_reason, stop_reason = "error", None
-        elif self._finish is not None:
-            finish_reason, stop_reason = self._finish.reason, self._finish.stop_reason
-        else:
-            finish_reason, stop_reason = outcome.reason, None
+        failed = isinstance(outcome, Failed)
         self._final = Final(
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
+            finish_reason="error" if isinstance(outcome, Failed) else outcome.reason,
+            stop_reason=self._finish.stop_reason if self._finish and not failed else None,
             prompt_tokens=len(self._spec.prompt_ids),
             completion_tokens=self._completion_tokens,
             cached_tokens=outcome.cached_tokens,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
+
+from services.gateway.loopback import is_loopback
 
 MAX_BODY_BYTES = 4 * 2**20
 MAX_CHOICES = 128
@@ -29,17 +30,8 @@ class ExposedWithoutKey(ValueError):
 
 def check_exposure(host: str, api_keys: tuple[str, ...]) -> None:
     """Raises ExposedWithoutKey if `host` reaches beyond loopback and no key guards it."""
-    if not api_keys and not _is_loopback(host):
+    if not api_keys and host != "localhost" and not is_loopback(host):
         raise ExposedWithoutKey(
             f"host {host!r} is reachable from other machines and no API key is set: "
             "give --api-key KEY (or PACELINE_API_KEY), or bind to 127.0.0.1"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from paceline.wire import MAX_MESSAGE_BYTES
+from services.gateway.loopback import is_loopback
 
 MAX_IPC_PATH_BYTES = 107
 
@@ -41,15 +41,8 @@ def check_address(address: str) -> None:
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not host or not port.isdecimal() or int(port) > 65535:
         raise AddressRefused(f"{address!r} is not an address: give tcp://127.0.0.1:PORT or ipc://PATH")
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise AddressRefused(
             f"{address!r} is reachable from other machines, and the ZeroMQ front has no keys: "
             f"bind to tcp://127.0.0.1:{port} or ipc://PATH, and serve other machines over HTTP"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -36,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Field names are the keys: `--kv-memory`, PACELINE_KV_MEMORY and `kv_memory = …` set kv_memory."""
 
     model: str = "smollm2-135m-instruct"
+    weights: Literal["bf16", "int4", "auto"] = "auto"
     drafter: str = "ngram"
     host: str = "127.0.0.1"
     port: int = 8000
@@ -64,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 HELP = {
     "model": "name of a known model, a Hugging Face directory, or a .gguf file",
+    "weights": "bf16, int4 (a GGUF file's own blocks), or auto: int4 where the model has them",
     "drafter": "none, ngram, or the path of a draft model",
     "host": "address of the HTTP front; beyond loopback it needs an API key",
     "port": "port of the HTTP front",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from common.kernels.huge_pages import HugePages
 from common.model.config import ModelConfig
 
 
@@ -36,8 +37,8 @@ class KvCache:
     def allocate(cls, config: ModelConfig, positions: int, dtype: torch.dtype) -> KvCache:
         """Zeroed memory of its own."""
 
-        buffer = torch.zeros(positions * kv_bytes_per_position(config, dtype), dtype=torch.uint8)
-        return cls.over(buffer, config, positions, dtype)
+        size = positions * kv_bytes_per_position(config, dtype)
+        return cls.over(HugePages().allocate(size), config, positions, dtype)
 
     @classmethod
     def over(cls, buffer: torch.Tensor, config: ModelConfig, positions: int, dtype: torch.dtype) -> KvCache:

@@ -1,27 +1,32 @@
-"""Captured steps on a CPU: the decoder layers over a padded batch, compiled kernels between packed linear
-layers."""
+"""Captured steps on a CPU: the decoder layers over a padded batch, in one call of the compiled kernels."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 
 from common.attention.kv_cache import KvCache
 from common.graphs.padded import ROW_STEP, SMALL_ROWS, PaddedBatch, padded_rows
-from common.kernels.decoder_cpu import DecoderKernels
+from common.kernels.decoder_cpu import BLOCK_INPUTS, DecoderKernels, Layer, Memory, Rows, Shape
+from common.kernels.packed import PackedMatrix
 from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
-from common.model.layers import DecoderLayer
+from common.model.layers import DecoderLayer, RmsNorm
+from common.model.linear import Linear
 from common.model.rope import RopeTable
 
 Progress = Callable[[int, int], None]
 
 
 class CapturedSteps:
-    """Every forward runs at one of a few row counts, for which oneDNN has made its kernels once; all rows of
-    a process go through the same kernels. embedding: bfloat16 [vocab, hidden]. Heads of the model are at most
-    MAX_HEAD_DIM wide."""
+    """Every forward runs at one of a few row counts; all rows of a process go through the same kernels.
+
+    embedding: bfloat16 [vocab, hidden]. layers: their linear layers are `PackedMatrix`. Heads of the model
+    are at most MAX_HEAD_DIM wide.
+    """
 
     def __init__(
         self,
@@ -35,7 +40,8 @@ class CapturedSteps:
         self._kernels = kernels
         self._config = config
         self._embedding = embedding
-        self._layers = layers
+        self._kept_alive = layers
+        self._layers = (Layer * len(layers))(*(_described(layer) for layer in layers))
         self._rope = rope
 
     def run(
@@ -45,113 +51,122 @@ class CapturedSteps:
         [rows, hidden] of the batch's own rows."""
 
         padded = PaddedBatch.of(batch, padded_rows(batch.ids.shape[0]))
-        step = _Step(self._kernels, self._config, self._rope, self._embedding, padded)
-        entering: dict[int, torch.Tensor] = {}
-        for index, layer in enumerate(self._layers):
-            step.enter(layer)
-            if index in capture:
-                entering[index] = step.residual[: padded.raw_rows].clone()
-            step.compute(layer, cache.keys[index], cache.values[index])
-        return step.leave()[: padded.raw_rows], entering
+        step = StepMemory(self._config, self._embedding.index_select(0, padded.ids), capture)
+        self.compute(padded, step, cache, len(self._layers))
+        return step.residual[: padded.raw_rows], step.entering(padded.raw_rows)
 
     @torch.inference_mode()
     def warm(self, max_rows: int, progress: Progress) -> None:
-        """Make oneDNN's kernels for every size up to max_rows. progress is told sizes done and in all."""
+        """Go through every size up to max_rows once, which also starts the threads. progress is told sizes
+        done and in all."""
 
         nothing = torch.empty(0, dtype=torch.int64)
         empty = ForwardBatch(nothing, nothing, nothing, (), nothing)
         sizes = [*SMALL_ROWS, *range(ROW_STEP, padded_rows(max_rows) + 1, ROW_STEP)]
-        scratch = torch.zeros(2, 1, self._config.kv_heads, self._config.head_dim, dtype=torch.bfloat16)
+        scratch = KvCache.allocate(self._config, 1, torch.bfloat16)
         for done, rows in enumerate(sizes, start=1):
             padded = PaddedBatch.of(empty, rows)
-            step = _Step(self._kernels, self._config, self._rope, self._embedding, padded)
-            step.enter(self._layers[0])
-            step.compute(self._layers[0], scratch[0], scratch[1])
+            step = StepMemory(self._config, self._embedding.index_select(0, padded.ids), ())
+            self.compute(padded, step, scratch, 1)
             progress(done, len(sizes))
 
+    def compute(self, batch: PaddedBatch, step: StepMemory, cache: KvCache, layers: int) -> None:
+        """The first layers over the batch's rows, padding rows included."""
 
-class _Step:
-    """One forward's activations. residual: [rows, hidden], without what the last layer adds to it until the
-    next `enter` or `leave`."""
-
-    def __init__(
-        self,
-        kernels: DecoderKernels,
-        config: ModelConfig,
-        rope: RopeTable,
-        embedding: torch.Tensor,
-        batch: PaddedBatch,
-    ) -> None:
-        self._kernels = kernels
-        self._config = config
-        self._rope = rope
-        self._batch = batch
-        self._longest = int(batch.kv_lens.max())
-        self._threads = torch.get_num_threads()
-        self.residual = embedding.index_select(0, batch.ids)
-        self._delta: torch.Tensor | None = None
-        self._normed = torch.empty_like(self.residual)
-        self._attended = self.residual.new_empty(batch.rows, config.heads * config.head_dim)
-        self._active = self.residual.new_empty(0)
-
-    def enter(self, layer: DecoderLayer) -> None:
-        """residual is what enters the layer, normed is its norm."""
-
-        self._add_norm(layer.attention_norm.weight, layer.attention_norm.eps)
-
-    def compute(self, layer: DecoderLayer, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """keys, values: the layer's memory, [positions, kv_heads, head_dim]."""
-
-        self._delta = layer.attention.output(self._attend(layer, keys, values))
-        self._add_norm(layer.mlp_norm.weight, layer.mlp_norm.eps)
-        gate_up = layer.mlp.gate_up(self._normed)
-        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-        if self._active.shape != (rows, size):
-            self._active = gate_up.new_empty(rows, size)
-        self._kernels.silu_mul(gate_up.data_ptr(), self._active.data_ptr(), rows, size, self._threads)
-        self._delta = layer.mlp.down(self._active)
-
-    def leave(self) -> torch.Tensor:
-        assert self._delta is not None
-        return self.residual.add_(self._delta)
-
-    def _add_norm(self, weight: torch.Tensor, eps: float) -> None:
-        rows, size = self.residual.shape
-        self._kernels.add_norm(
-            self.residual.data_ptr(),
-            None if self._delta is None else self._delta.data_ptr(),
-            weight.data_ptr(),
-            self._normed.data_ptr(),
-            rows,
-            size,
-            eps,
-            self._threads,
+        config = self._config
+        first = self._kept_alive[0]
+        norms = first.attention.head_norms
+        shape = Shape(
+            layers=layers,
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            eps=first.attention_norm.eps,
+            head_eps=0.0 if norms is None else norms.query.eps,
+            scale=config.head_dim**-0.5,
+            threads=torch.get_num_threads(),
+        )
+        rows = Rows(
+            rows=batch.rows,
+            longest=int(batch.kv_lens.max()),
+            positions=batch.positions.data_ptr(),
+            write_slots=batch.write_slots.data_ptr(),
+            key_starts=batch.key_starts.data_ptr(),
+            key_slots=batch.key_slots.data_ptr(),
+            cosine=self._rope.cos.data_ptr(),
+            sine=self._rope.sin.data_ptr(),
+            keys=cache.keys.data_ptr(),
+            values=cache.values.data_ptr(),
+            layer_stride=cache.keys.stride(0),
+        )
+        self._kernels.step(
+            self._layers, ctypes.byref(shape), ctypes.byref(rows), ctypes.byref(step.described())
         )
 
-    def _attend(self, layer: DecoderLayer, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        config, batch, norms = self._config, self._batch, layer.attention.head_norms
-        qkv = layer.attention.qkv(self._normed)
-        self._kernels.attention(
-            qkv.data_ptr(),
-            None if norms is None else norms.query.weight.data_ptr(),
-            None if norms is None else norms.key.weight.data_ptr(),
-            0.0 if norms is None else norms.query.eps,
-            self._rope.cos.data_ptr(),
-            self._rope.sin.data_ptr(),
-            config.head_dim**-0.5,
-            batch.positions.data_ptr(),
-            batch.write_slots.data_ptr(),
-            batch.key_starts.data_ptr(),
-            batch.key_slots.data_ptr(),
-            batch.kv_len_sum,
-            self._longest,
-            keys.data_ptr(),
-            values.data_ptr(),
-            self._attended.data_ptr(),
-            batch.rows,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-            self._threads,
+
+class StepMemory:
+    """One forward's activations, bfloat16.
+
+    residual: [rows, hidden], what enters the first layer before the step and what leaves the last one after
+    it. qkv: [rows, (heads + 2 · kv_heads) · head_dim], attended: [rows, heads · head_dim], active: [rows,
+    inner], of the last layer computed; queries in qkv are rotated and scaled.
+    """
+
+    def __init__(self, config: ModelConfig, residual: torch.Tensor, capture: Collection[int]) -> None:
+        rows = residual.shape[0]
+        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        widest = max(config.hidden_size, config.intermediate_size, query)
+        self.residual = residual
+        self._normed = torch.empty_like(residual)
+        self.qkv = residual.new_empty(rows, query + 2 * key)
+        self.attended = residual.new_empty(rows, query)
+        self.active = residual.new_empty(rows, config.intermediate_size)
+        self._sums = torch.empty(rows, -(-widest // BLOCK_INPUTS))
+        self._places = {layer: place for place, layer in enumerate(sorted(capture))}
+        self._captured = residual.new_empty(rows, len(self._places), config.hidden_size)
+        self._capture_at = (ctypes.c_int32 * config.layers)(
+            *(self._places.get(layer, -1) for layer in range(config.layers))
         )
-        return self._attended
+
+    def described(self) -> Memory:
+        return Memory(
+            residual=self.residual.data_ptr(),
+            normed=self._normed.data_ptr(),
+            qkv=self.qkv.data_ptr(),
+            attended=self.attended.data_ptr(),
+            active=self.active.data_ptr(),
+            sums=self._sums.data_ptr(),
+            captured=self._captured.data_ptr(),
+            capture_at=ctypes.addressof(self._capture_at),
+            captures=len(self._places),
+        )
+
+    def entering(self, rows: int) -> dict[int, torch.Tensor]:
+        """The residual stream that entered each captured layer, of the first rows."""
+
+        return {layer: self._captured[:rows, place] for layer, place in self._places.items()}
+
+
+def _described(layer: DecoderLayer) -> Layer:
+    norms = layer.attention.head_norms
+    return Layer(
+        attention_norm=_weight(layer.attention_norm),
+        mlp_norm=_weight(layer.mlp_norm),
+        query_norm=None if norms is None else _weight(norms.query),
+        key_norm=None if norms is None else _weight(norms.key),
+        qkv=_matrix(layer.attention.qkv),
+        output=_matrix(layer.attention.output),
+        gate_up=_matrix(layer.mlp.gate_up),
+        down=_matrix(layer.mlp.down),
+    )
+
+
+def _weight(norm: RmsNorm) -> int:
+    return norm.weight.data_ptr()
+
+
+def _matrix(linear: Linear) -> Any:
+    assert isinstance(linear, PackedMatrix)
+    return linear.matrix

@@ -13,7 +13,7 @@ from pathlib import Path
 from common.model.catalog import cache_home
 
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-pthread", "-fPIC", "-shared")
 TIMEOUT_S = 120.0
 
 
@@ -22,7 +22,8 @@ class KernelsUnavailable(Exception):
 
 
 def compiled(source: Path, flags: tuple[str, ...]) -> Path:
-    """The shared object made from source with FLAGS and flags (instruction sets); compiled if it is missing.
+    """The shared object made from source and the headers beside it with FLAGS and flags (instruction sets);
+    compiled if it is missing.
 
     Its file is named after everything that goes into it, so that one cache serves several versions. Raises
     KernelsUnavailable.
@@ -30,7 +31,8 @@ def compiled(source: Path, flags: tuple[str, ...]) -> Path:
 
     compiler = _compiler()
     version = _run([compiler, "--version"]).splitlines()[0]
-    recipe = "\0".join([source.read_text(), version, *FLAGS, *flags])
+    texts = [source.read_text(), *(header.read_text() for header in sorted(source.parent.glob("*.h")))]
+    recipe = "\0".join([*texts, version, *FLAGS, *flags])
     name = f"{source.stem}-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.so"
     library = cache_directory() / name
     if library.exists():

@@ -1,7 +1,8 @@
-"""What a decoder layer does between its linear layers, compiled for bfloat16 on a CPU with AVX-512.
+"""A decoder's layers in one call, compiled for bfloat16 activations on a CPU with AVX-512 BF16.
 
-Tensors are contiguous. The references are `common.model.layers`, `common.model.rope` and
-`common.attention.torch_backend`; results agree with them up to rounding, not in their bits.
+`cpu/decoder.cpp` has the contracts of the structs below. The references are `common.model.layers`,
+`common.model.rope` and `common.attention.torch_backend`; results agree with them up to rounding, not in their
+bits.
 """
 
 from __future__ import annotations
@@ -11,40 +12,114 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from common.kernels.build import KernelsUnavailable, compiled, load
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-INSTRUCTION_SETS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
-MAX_HEAD_DIM = 256
-
-_POINTER, _INT64, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-_ADD_NORM = (*[_POINTER] * 4, _INT64, _INT64, _FLOAT, _INT)
-_SILU_MUL = (_POINTER, _POINTER, _INT64, _INT64, _INT)
-_ATTENTION = (
-    *[_POINTER] * 3,
-    _FLOAT,
-    *[_POINTER] * 2,
-    _FLOAT,
-    *[_POINTER] * 4,
-    *[_INT64] * 2,
-    *[_POINTER] * 3,
-    *[_INT64] * 4,
-    _INT,
+SOURCE = Path(__file__).parent / "cpu" / "decoder.cpp"
+INSTRUCTION_SETS = (
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512vl",
+    "-mavx512dq",
+    "-mavx512bf16",
+    "-mfma",
+    "-mf16c",
 )
+MAX_HEAD_DIM = 256
+MAX_LAYERS = 400
+BLOCK_INPUTS = 32
+"""Inputs that share a scale in a block format."""
+
+_POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("data", _POINTER),
+        ("bias", _POINTER),
+        ("outputs", _INT64),
+        ("inputs", _INT64),
+        ("format", _INT32),
+        ("paired", _INT32),
+    )
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("mlp_norm", _POINTER),
+        ("query_norm", _POINTER),
+        ("key_norm", _POINTER),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    )
+
+
+class Shape(ctypes.Structure):
+    _fields_ = (
+        ("layers", _INT64),
+        ("hidden", _INT64),
+        ("inner", _INT64),
+        ("heads", _INT64),
+        ("kv_heads", _INT64),
+        ("head_dim", _INT64),
+        ("eps", _FLOAT),
+        ("head_eps", _FLOAT),
+        ("scale", _FLOAT),
+        ("threads", _INT32),
+    )
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (
+        ("rows", _INT64),
+        ("longest", _INT64),
+        ("positions", _POINTER),
+        ("write_slots", _POINTER),
+        ("key_starts", _POINTER),
+        ("key_slots", _POINTER),
+        ("cosine", _POINTER),
+        ("sine", _POINTER),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("layer_stride", _INT64),
+    )
+
+
+class Memory(ctypes.Structure):
+    _fields_ = (
+        ("residual", _POINTER),
+        ("normed", _POINTER),
+        ("qkv", _POINTER),
+        ("attended", _POINTER),
+        ("active", _POINTER),
+        ("sums", _POINTER),
+        ("captured", _POINTER),
+        ("capture_at", _POINTER),
+        ("captures", _INT64),
+    )
+
+
+_PRODUCT = (_POINTER, _POINTER, _POINTER, _POINTER, _INT64, _INT32, _INT32)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderKernels:
-    """Entry points of the library; decoder_cpu.cpp has their contracts. They release the interpreter's lock.
-    identity: names source, compiler and flags."""
+    """Entry points of the library. They release the interpreter's lock. identity: names source, compiler and
+    flags."""
 
     identity: str
-    add_norm: Callable[..., None]
-    silu_mul: Callable[..., None]
-    attention: Callable[..., None]
+    packed_bytes: Callable[..., int]
+    pack_bf16: Callable[..., None]
+    pack_q4: Callable[..., None]
+    pack_q8: Callable[..., None]
+    product: Callable[..., None]
+    step: Callable[..., None]
 
 
 @functools.cache
@@ -52,20 +127,25 @@ def decoder_kernels() -> DecoderKernels:
     """Raises KernelsUnavailable, whose message says what to do."""
 
     capability = torch.backends.cpu.get_cpu_capability()
-    if not capability.startswith("AVX512"):
-        raise KernelsUnavailable(f"the CPU offers {capability}; the compiled kernels need AVX512")
+    if not capability.startswith("AVX512") or not torch.cpu._is_avx512_bf16_supported():
+        raise KernelsUnavailable(f"the CPU offers {capability}; the compiled kernels need AVX512 with BF16")
     path = compiled(SOURCE, INSTRUCTION_SETS)
     library = load(path)
     return DecoderKernels(
-        path.stem,
-        _entry(library, "paceline_add_norm", _ADD_NORM),
-        _entry(library, "paceline_silu_mul", _SILU_MUL),
-        _entry(library, "paceline_attention", _ATTENTION),
+        identity=path.stem,
+        packed_bytes=_entry(library, "paceline_packed_bytes", (_POINTER,), _INT64),
+        pack_bf16=_entry(library, "paceline_pack_bf16", (_POINTER,) * 3),
+        pack_q4=_entry(library, "paceline_pack_q4", (_POINTER,) * 5),
+        pack_q8=_entry(library, "paceline_pack_q8", (_POINTER,) * 4),
+        product=_entry(library, "paceline_product", _PRODUCT),
+        step=_entry(library, "paceline_step", (_POINTER,) * 4),
     )
 
 
-def _entry(library: ctypes.CDLL, name: str, arguments: tuple[type, ...]) -> Callable[..., None]:
+def _entry(
+    library: ctypes.CDLL, name: str, arguments: tuple[type, ...], result: type | None = None
+) -> Callable[..., Any]:
     function = getattr(library, name)
     function.argtypes = arguments
-    function.restype = None
+    function.restype = result
     return function  # type: ignore[no-any-return]

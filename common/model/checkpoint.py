@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from common.kernels.packed import QuantisedBlocks
 from common.model.config import ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -29,6 +30,11 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor of `expected_shapes`, in the checkpoint's own floating-point type (float32 where it was
         quantised), query and key rows in the half-rotation layout. Raises CheckpointError."""
+        ...
+
+    def blocks(self, name: str) -> QuantisedBlocks | None:
+        """The same tensor as it is stored, where that is in blocks of 4 or 8 bits that the kernels compute
+        with."""
         ...
 
 

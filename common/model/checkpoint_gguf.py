@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from common.kernels.packed import QuantisedBlocks
 from common.model.checkpoint import EMBEDDING, FINAL_NORM, LM_HEAD, check_shapes, expected_shapes
 from common.model.config_gguf import parse_gguf_config
 from common.model.gguf_tensors import GgufFile
@@ -42,7 +43,19 @@ class GgufCheckpoint:
         check_shapes(found, expected_shapes(self.config), source=str(path), ignored=[ROPE_FREQS])
 
     def tensor(self, name: str) -> torch.Tensor:
-        tensor = self._file.float32(self._names[name])
+        return self._in_order(name, self._file.float32(self._names[name]))
+
+    def blocks(self, name: str) -> QuantisedBlocks | None:
+        stored = self._file.blocks(self._names[name])
+        if stored is None:
+            return None
+        return QuantisedBlocks(
+            self._in_order(name, stored.scales),
+            None if stored.minima is None else self._in_order(name, stored.minima),
+            self._in_order(name, stored.quants),
+        )
+
+    def _in_order(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if self.config.family == "llama" and ".self_attn." in name:
             if ".q_proj." in name:
                 return half_rotation_rows(tensor, self.config.heads)

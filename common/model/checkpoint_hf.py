@@ -49,6 +49,9 @@ class HfCheckpoint:
             )
         return tensor
 
+    def blocks(self, name: str) -> None:
+        """Nothing: this format has no blocks."""
+
 
 def _weight_files(directory: Path) -> list[Path]:
     single, index = directory / SINGLE, directory / INDEX

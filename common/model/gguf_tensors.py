@@ -17,6 +17,8 @@ import gguf
 import numpy as np
 import torch
 
+from common.kernels.decoder_cpu import BLOCK_INPUTS
+from common.kernels.packed import QuantisedBlocks
 from common.model.checkpoint import CheckpointError
 from common.model.gguf_metadata import MAGIC, GgufHeader
 
@@ -24,6 +26,11 @@ DEFAULT_ALIGNMENT = 32
 PLAIN_TYPES = ("F32", "F16", "BF16")
 QUANTISED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 READABLE = PLAIN_TYPES + QUANTISED_TYPES
+BLOCK_BYTES = {
+    gguf.GGMLQuantizationType.Q4_0: 18,
+    gguf.GGMLQuantizationType.Q4_1: 20,
+    gguf.GGMLQuantizationType.Q8_0: 34,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +90,35 @@ class GgufFile:
                 raise ValueError(f"tensor {name} ends beyond the file's {len(self._data)} bytes")
             self.tensors[name] = GgufTensor(shape, kind, start + offset, size)
 
+    def _raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Its bytes: uint8 [out, bytes of a row]."""
+        entry = self.tensors[name]
+        raw = np.frombuffer(self._data, np.uint8, entry.size, entry.offset)
+        return raw.reshape(*entry.shape[:-1], -1)
+
+    def blocks(self, name: str) -> QuantisedBlocks | None:
+        """The tensor as it is stored if that is Q4_0, Q4_1 or Q8_0 (layouts: llama.cpp, ggml-common.h)."""
+        kind = self.tensors[name].type
+        if kind not in BLOCK_BYTES:
+            return None
+        raw = self._raw(name)
+        blocks = raw.reshape(raw.shape[0], -1, BLOCK_BYTES[kind])
+        scales = _float16(blocks[..., :2])
+        if kind == gguf.GGMLQuantizationType.Q8_0:
+            return QuantisedBlocks(
+                scales, None, torch.from_numpy(blocks[..., 2:].view(np.int8).copy()).flatten(1)
+            )
+        four_bits = blocks[..., -BLOCK_INPUTS // 2 :]
+        quants = torch.from_numpy(np.concatenate([four_bits & 15, four_bits >> 4], axis=-1)).flatten(1)
+        minima = _float16(blocks[..., 2:4]) if kind == gguf.GGMLQuantizationType.Q4_1 else scales * -8
+        if not bool(minima.isfinite().all()):
+            return None
+        return QuantisedBlocks(scales, minima, quants)
+
     def float32(self, name: str) -> torch.Tensor:
         """The tensor dequantised, in memory of its own."""
         entry = self.tensors[name]
-        raw = np.frombuffer(self._data, np.uint8, entry.size, entry.offset)
-        raw = raw.reshape(*entry.shape[:-1], -1)
+        raw = self._raw(name)
         if entry.type == gguf.GGMLQuantizationType.F32:
             values = raw.view(np.float32).copy()
         elif entry.type == gguf.GGMLQuantizationType.F16:
@@ -95,3 +126,8 @@ class GgufFile:
         else:
             values = gguf.quants.dequantize(raw, entry.type)
         return torch.from_numpy(values)
+
+
+def _float16(raw: np.ndarray[Any, np.dtype[np.uint8]]) -> torch.Tensor:
+    """raw: uint8 [out, blocks, 2]. Returns float16 [out, blocks]."""
+    return torch.from_numpy(raw.copy().view(np.float16).squeeze(-1))

@@ -25,7 +25,7 @@ class ForwardOutput:
 
 class LlamaModel:
     """embedding: [vocab, hidden], in dtype. steps: the decoder layers. max_positions: logical positions that
-    their RoPE table has."""
+    their RoPE table has. weights: names format and kernels of the linear layers, for the numeric plan."""
 
     def __init__(
         self,
@@ -37,6 +37,7 @@ class LlamaModel:
         steps: Steps,
         final_norm: RmsNorm,
         lm_head: Linear,
+        weights: str,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -45,6 +46,7 @@ class LlamaModel:
         self.steps = steps
         self.final_norm = final_norm
         self.lm_head = lm_head
+        self.weights = weights
 
     @torch.inference_mode()
     def forward(

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 import torch
 
+from common.model.llama import LlamaModel
+
 SAMPLED_BYTES = 1 << 20
 
 
@@ -32,11 +34,11 @@ class NumericPlan:
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
-def cpu_plan(checkpoint: Path, layers: str) -> NumericPlan:
-    """The plan of a process that serves bfloat16 on a CPU. layers: the `numerics` of its model's steps."""
+def cpu_plan(checkpoint: Path, model: LlamaModel) -> NumericPlan:
+    """The plan of a process that serves the checkpoint's model on a CPU."""
     return NumericPlan(
-        weights="bf16-onednn-packed",
-        layers=layers,
+        weights=model.weights,
+        layers=model.steps.numerics,
         torch_version=str(torch.__version__),
         cpu=torch.backends.cpu.get_cpu_capability(),
         checkpoint=checkpoint_identity(checkpoint),

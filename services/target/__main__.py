@@ -65,6 +65,7 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
             resolved.path,
             dtype=torch.bfloat16,
             max_positions=positions,
+            weights=settings.weights,
             progress=progress(f"loading layers of {resolved.name}"),
         )
     except (ValueError, RuntimeError, OSError) as error:
@@ -95,7 +96,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         model=resolved.name,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
-        plan=cpu_plan(resolved.path, model.steps.numerics).fingerprint,
+        plan=cpu_plan(resolved.path, model).fingerprint,
         device="cpu",
         kv_bytes_per_position=kv_bytes_per_position(model.config, model.dtype),
         max_context=model.max_positions,

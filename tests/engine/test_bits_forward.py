@@ -99,6 +99,12 @@ def demo(demo_gguf: Path) -> Subject:
     return make_subject(load_model(demo_gguf, dtype=torch.bfloat16, max_positions=1024), 290)
 
 
+@pytest.fixture(scope="module")
+def demo_int4(demo_gguf: Path) -> Subject:
+    model = load_model(demo_gguf, dtype=torch.bfloat16, max_positions=1024, weights="int4")
+    return make_subject(model, 290)
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     directory = tmp_path_factory.mktemp(request.param)
@@ -249,6 +255,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_gives_the_demo_model_the_same_bits(way: str, demo: Subject) -> None:
     assert_same_rows(WAYS[way](demo), demo.rows)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_gives_int4_weights_the_same_bits(way: str, demo_int4: Subject) -> None:
+    assert_same_rows(WAYS[way](demo_int4), demo_int4.rows)
 
 
 @pytest.mark.parametrize("way", WAYS)

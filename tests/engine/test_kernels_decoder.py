@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,41 @@ from tiny_models import write_hf
 
 import common.kernels.build
 import common.model.load
+from common.attention.kv_cache import KvCache
+from common.graphs.padded import PaddedBatch
+from common.graphs.steps import CapturedSteps, StepMemory
 from common.kernels.build import KernelsUnavailable, compiled
 from common.kernels.decoder_cpu import INSTRUCTION_SETS, SOURCE, decoder_kernels
-from common.model.config import RopeConfig
+from common.kernels.huge_pages import HugePages
+from common.kernels.packed import PackedMatrix
+from common.model.batch import AttentionSegment, ForwardBatch
+from common.model.config import ModelConfig, RopeConfig
+from common.model.layers import DecoderLayer, GatedMlp, RmsNorm, SelfAttention
 from common.model.load import load_model
 from common.model.rope import RopeTable
 from common.model.steps import EagerSteps
 
 ROWS = 150
-CLOSE = {"rtol": 2**-7, "atol": 2**-9}
-NO_NORMS = (None, None, 0.0)
+TINY = ModelConfig(
+    family="llama",
+    vocab_size=ROWS,
+    hidden_size=48,
+    intermediate_size=70,
+    layers=1,
+    heads=1,
+    kv_heads=1,
+    head_dim=8,
+    rms_eps=1e-5,
+    rope=RopeConfig(10000.0),
+    max_context=ROWS,
+    tied_embeddings=False,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    qk_norm=False,
+    eos_ids=(0,),
+    bos_id=None,
+)
 
 
 def random_rows(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -32,122 +58,134 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))
 
 
-def add_norm(x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, threads: int = 2) -> torch.Tensor:
-    """[2, rows, size]: the new residual and its norm."""
-    residual, normed = x.clone(), torch.full_like(x, torch.nan)
-    pointers = [tensor.data_ptr() for tensor in (residual, delta, weight, normed)]
-    decoder_kernels().add_norm(*pointers, *x.shape, 1e-5, threads)
-    return torch.stack([residual, normed])
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Up to a rounding or two of bfloat16 on the way, in terms of the largest value."""
+    assert float((found.double() - expected.double()).abs().max() / expected.double().abs().max()) < 2**-6
 
 
-@pytest.mark.parametrize("size", [7, 36, 100, 576, 1536])
-def test_add_norm(size: int) -> None:
-    x, delta, weight = (
-        random_rows(ROWS, size),
-        random_rows(ROWS, size, seed=2),
-        random_rows(size, seed=3).abs_(),
+def packed(*shape: int, seed: int) -> PackedMatrix:
+    weight = random_rows(*shape, seed=seed) / shape[1] ** 0.5
+    return PackedMatrix(decoder_kernels(), HugePages(), weight)
+
+
+@dataclass(frozen=True)
+class OneLayer:
+    """What a step over one layer leaves in memory. entered: the residual stream before it."""
+
+    entered: torch.Tensor
+    layer: DecoderLayer
+    memory: StepMemory
+    cache: KvCache
+
+
+def one_layer(config: ModelConfig, threads: int, gate_scale: float = 1.0) -> OneLayer:
+    """One sequence of ROWS rows, whose position p lies at place 2 · (ROWS − p)."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    gate_up = random_rows(2 * inner, hidden, seed=4) / hidden**0.5 * gate_scale
+    layer = DecoderLayer(
+        RmsNorm(random_rows(hidden, seed=1).abs(), 1e-5),
+        SelfAttention(
+            config.heads,
+            config.kv_heads,
+            config.head_dim,
+            packed(query + 2 * key, hidden, seed=2),
+            packed(hidden, query, seed=3),
+            None,
+        ),
+        RmsNorm(random_rows(hidden, seed=5).abs(), 1e-5),
+        GatedMlp(
+            PackedMatrix(decoder_kernels(), HugePages(), gate_up, paired=True), packed(hidden, inner, seed=6)
+        ),
     )
-    found = add_norm(x, delta, weight)
-    assert same_bits(found[0], x + delta)
-    torch.testing.assert_close(found[1], F.rms_norm(x + delta, (size,), weight, 1e-5), **CLOSE)
-    assert same_bits(found, add_norm(x, delta, weight, threads=1))
-    for first, rows in ((0, 1), (3, 2), (37, 50), (ROWS - 1, 1)):
-        own = slice(first, first + rows)
-        assert same_bits(add_norm(x[own].clone(), delta[own].clone(), weight), found[:, own])
-
-
-def silu_mul(gate_up: torch.Tensor, threads: int = 2) -> torch.Tensor:
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.full((rows, size), torch.nan, dtype=torch.bfloat16)
-    decoder_kernels().silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size, threads)
-    return out
-
-
-@pytest.mark.parametrize("size", [7, 33, 100, 1536])
-def test_silu_mul(size: int) -> None:
-    gate_up = random_rows(ROWS, 2 * size)
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    found = silu_mul(gate_up)
-    torch.testing.assert_close(found, (F.silu(gate) * up).bfloat16(), **CLOSE)
-    assert same_bits(found, silu_mul(gate_up, threads=1))
-    for first, rows in ((0, 1), (3, 2), (37, 50), (ROWS - 1, 1)):
-        assert same_bits(silu_mul(gate_up[first : first + rows].clone()), found[first : first + rows])
-
-
-def test_silu_of_the_same_number_is_the_same_in_every_lane() -> None:
-    found = silu_mul(torch.full((3, 2 * 37), 0.7, dtype=torch.bfloat16))
-    assert found.unique().numel() == 1
-
-
-def test_silu_of_large_numbers_is_finite() -> None:
-    gate = torch.tensor([[-1e4, -89.0, 0.0, 89.0, 1e4]], dtype=torch.bfloat16)
-    found = silu_mul(torch.cat([gate, torch.ones_like(gate)], dim=1))
-    assert found[0].tolist() == [0.0, 0.0, 0.0, 89.0, float(gate[0, 4])]
-
-
-def attention(
-    qkv: torch.Tensor, heads: tuple[int, int, int], threads: int, first: int = 0
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs and KV memory of one sequence whose position p lies at place 2 · (ROWS − p), in two calls: the
-    rows before first, and those from it on."""
-    query_heads, kv_heads, head_dim = heads
-    rope = RopeTable(RopeConfig(10000.0), head_dim, ROWS)
-    key_slots = 2 * (ROWS - torch.arange(ROWS))
-    keys, values = torch.full((2, 2 * ROWS + 1, kv_heads, head_dim), torch.nan, dtype=torch.bfloat16)
-    out = torch.full((ROWS, query_heads * head_dim), torch.nan, dtype=torch.bfloat16)
-    for begin, end in ((0, first), (first, ROWS)):
-        if begin == end:
-            continue
-        part = qkv[begin:end].clone()
-        positions = torch.arange(begin, end)
-        places, starts = key_slots[begin:end].contiguous(), torch.zeros(end - begin, dtype=torch.int64)
-        decoder_kernels().attention(
-            part.data_ptr(),
-            *NO_NORMS,
-            rope.cos.data_ptr(),
-            rope.sin.data_ptr(),
-            head_dim**-0.5,
-            positions.data_ptr(),
-            places.data_ptr(),
-            starts.data_ptr(),
-            key_slots.data_ptr(),
-            int((positions + 1).sum()),
-            end,
-            keys.data_ptr(),
-            values.data_ptr(),
-            out[begin:end].data_ptr(),
-            end - begin,
-            *heads,
-            threads,
-        )
-    return out, keys, values
+    rope = RopeTable(config.rope, config.head_dim, ROWS)
+    embedding = random_rows(ROWS, hidden, seed=7)
+    steps = CapturedSteps(decoder_kernels(), config, embedding, (layer,), rope)
+    positions = torch.arange(ROWS)
+    places = 2 * (ROWS - positions)
+    segment = AttentionSegment(positions.view(1, -1), F.pad(places, (0, -ROWS % 64)).view(1, -1))
+    batch = ForwardBatch(positions, positions, places, (segment,), positions[:0])
+    cache = KvCache.allocate(config, 2 * ROWS + 1, torch.bfloat16)
+    memory = StepMemory(config, embedding.clone(), ())
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    steps.compute(PaddedBatch.of(batch, ROWS), memory, cache, 1)
+    torch.set_num_threads(before)
+    return OneLayer(embedding, layer, memory, cache)
 
 
 @pytest.mark.parametrize(
-    "heads", [(9, 3, 64), (4, 4, 8), (6, 2, 24), (14, 2, 64), (5, 1, 80), (4, 1, 128), (2, 1, 256)]
+    ("hidden", "heads"),
+    [
+        (576, (9, 3, 64)),
+        (48, (4, 4, 8)),
+        (100, (6, 2, 24)),
+        (64, (14, 2, 64)),
+        (34, (5, 1, 80)),
+        (64, (4, 1, 128)),
+        (64, (2, 1, 256)),
+    ],
 )
-def test_attention(heads: tuple[int, int, int]) -> None:
+def test_a_layer_agrees_with_its_reference_part_by_part(hidden: int, heads: tuple[int, int, int]) -> None:
     query_heads, kv_heads, head_dim = heads
-    qkv = random_rows(ROWS, (query_heads + 2 * kv_heads) * head_dim)
-    out, keys, values = attention(qkv, heads, threads=2)
-    for other in (attention(qkv, heads, threads=1), attention(qkv, heads, threads=2, first=ROWS - 1)):
-        assert all(same_bits(a, b) for a, b in zip((out, keys, values), other, strict=True))
-
-    positions = torch.arange(ROWS)
-    rope = RopeTable(RopeConfig(10000.0), head_dim, ROWS).rows(positions, query_heads, kv_heads)
-    split = qkv.view(ROWS, -1, head_dim)
-    rotated = rope.rotate(split[:, : query_heads + kv_heads], torch.bfloat16)
-    places = 2 * (ROWS - positions)
-    assert same_bits(keys[places], rotated[:, query_heads:])
-    assert same_bits(values[places], split[:, query_heads + kv_heads :])
-    queries = rotated[:, :query_heads].double()
-    own_keys, own_values = (
-        memory[places].double().repeat_interleave(query_heads // kv_heads, dim=1) for memory in (keys, values)
+    config = replace(
+        TINY,
+        hidden_size=hidden,
+        intermediate_size=70,
+        heads=query_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
     )
-    scores = torch.einsum("qhd,khd->hqk", queries, own_keys)
+    found = one_layer(config, threads=2)
+    memory, positions = found.memory, torch.arange(ROWS)
+    places = 2 * (ROWS - positions)
+    own_keys, own_values = found.cache.keys[0, places], found.cache.values[0, places]
+
+    rope = RopeTable(config.rope, head_dim, ROWS).rows(positions, query_heads, kv_heads)
+    attention, mlp = found.layer.attention, found.layer.mlp
+    split = attention.qkv(found.layer.attention_norm(found.entered)).view(ROWS, -1, head_dim)
+    rotated = rope.rotate(split[:, : query_heads + kv_heads], torch.bfloat16)
+    queries = memory.qkv[:, : query_heads * head_dim].view(ROWS, query_heads, head_dim)
+    assert_close(torch.cat([queries, own_keys], dim=1), rotated)
+    assert_close(own_values, split[:, query_heads + kv_heads :])
+
+    each = query_heads // kv_heads
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), own_keys.double().repeat_interleave(each, dim=1))
     scores = scores.masked_fill(positions > positions.view(-1, 1), -torch.inf)
-    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), own_values).reshape(ROWS, -1)
-    torch.testing.assert_close(out.double(), expected, **CLOSE)
+    values = own_values.double().repeat_interleave(each, dim=1)
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).reshape(ROWS, -1)
+    assert_close(memory.attended.double(), expected)
+
+    after = found.entered.double() + attention.output(memory.attended).double()
+    normed = found.layer.mlp_norm(after.bfloat16())
+    gate_up = normed.double() @ (random_rows(140, hidden, seed=4) / hidden**0.5).double().T
+    gate, up = gate_up.chunk(2, dim=-1)
+    assert_close(memory.active.double(), F.silu(gate) * up)
+    left = after + mlp.down(memory.active).double()
+    assert_close(memory.residual.double(), left)
+
+
+@pytest.mark.parametrize("heads", [(9, 3, 64), (5, 1, 80)])
+def test_threads_change_no_bit(heads: tuple[int, int, int]) -> None:
+    query_heads, kv_heads, head_dim = heads
+    config = replace(
+        TINY, hidden_size=96, intermediate_size=70, heads=query_heads, kv_heads=kv_heads, head_dim=head_dim
+    )
+    expected = one_layer(config, threads=1)
+    for threads in (2, 3, 7):
+        found = one_layer(config, threads)
+        assert same_bits(found.memory.residual, expected.memory.residual), threads
+        assert same_bits(found.cache.keys, expected.cache.keys)
+        assert same_bits(found.cache.values, expected.cache.values)
+
+
+def test_silu_of_large_numbers_is_finite() -> None:
+    config = replace(TINY, hidden_size=48, intermediate_size=70, heads=1, kv_heads=1, head_dim=8)
+    found = one_layer(config, threads=1, gate_scale=1e4)
+    active = found.memory.active
+    assert bool(active.isfinite().all())
+    assert float(active.abs().max()) > 1e6
+    assert bool((active == 0).any())
 
 
 def test_kernels_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,10 +115,11 @@ def test_float32_greedy_text_equals_that_of_transformers(
     assert float32_greedy.ids == theirs.tolist()
 
 
-def test_bfloat16_text_leaves_that_of_float32_at_near_ties_only(
-    demo_gguf: Path, float32_greedy: Greedy, prompts: list[list[int]]
+@pytest.mark.parametrize("weights", ["bf16", "int4"])
+def test_served_text_leaves_that_of_float32_at_near_ties_only(
+    weights: str, demo_gguf: Path, float32_greedy: Greedy, prompts: list[list[int]]
 ) -> None:
-    model = load_model(demo_gguf, dtype=torch.bfloat16, max_positions=512)
+    model = load_model(demo_gguf, dtype=torch.bfloat16, max_positions=512, weights=weights)
     texts, _ = greedy(model, prompts, STEPS)
     agreed = 0
     for prompt, (text, expected) in enumerate(zip(texts, float32_greedy.ids, strict=True)):

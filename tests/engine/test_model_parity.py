@@ -10,8 +10,11 @@ import torch
 from sequences import Chain, chain_tree, empty_cache, pages_for, run
 from tiny_models import CONTEXT, FAMILIES, LLAMA3_ROPE, random_model, write_gguf, write_hf
 
+from common.model.checkpoint import expected_shapes
 from common.model.config import llama3_divisors
-from common.model.load import load_model
+from common.model.linears import has_int4
+from common.model.load import load_model, open_checkpoint
+from common.model.plan import cpu_plan
 
 LENGTH = 150
 TOLERANCE = 1e-4
@@ -63,6 +66,44 @@ def test_a_quantised_gguf_gives_the_logits_of_its_dequantised_weights(kind: Type
     reference = random_model("qwen2")
     write_gguf(reference, tmp_path / "model.gguf", kind)
     assert_same_model(tmp_path / "model.gguf", reference)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama2"])
+@pytest.mark.parametrize("kind", [Types.Q4_0, Types.Q4_1, Types.Q8_0])
+def test_the_blocks_of_a_gguf_stand_for_its_dequantised_weights(
+    family: str, kind: Types, tmp_path: Path
+) -> None:
+    write_gguf(random_model(family), tmp_path / "model.gguf", kind)
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    found = []
+    for name in expected_shapes(checkpoint.config):
+        blocks = checkpoint.blocks(name)
+        if blocks is None:
+            continue
+        assert (blocks.minima is None) == (kind == Types.Q8_0)
+        values = blocks.scales.float().repeat_interleave(32, dim=1) * blocks.quants.float()
+        if blocks.minima is not None:
+            values += blocks.minima.float().repeat_interleave(32, dim=1)
+        torch.testing.assert_close(values, checkpoint.tensor(name), rtol=1e-6, atol=1e-8)
+        found.append(name)
+    assert any("q_proj" in name for name in found)
+    assert any("k_proj" in name for name in found)
+    assert has_int4(checkpoint) == (kind != Types.Q8_0)
+
+
+def test_auto_weights_are_int4_where_the_file_has_them(tmp_path: Path) -> None:
+    write_gguf(random_model("qwen2"), tmp_path / "four.gguf", Types.Q4_1)
+    write_gguf(random_model("qwen2"), tmp_path / "eight.gguf", Types.Q8_0)
+    for name, weights in (("four", "int4"), ("eight", "bf16")):
+        path = tmp_path / f"{name}.gguf"
+        model = load_model(path, dtype=torch.bfloat16, max_positions=64, weights="auto")
+        assert model.weights == f"{weights}-packed"
+    plans = {
+        cpu_plan(path, load_model(path, dtype=torch.bfloat16, max_positions=64, weights=weights)).fingerprint
+        for weights in ("bf16", "int4", "auto")
+        for path in [tmp_path / "four.gguf"]
+    }
+    assert len(plans) == 2
 
 
 def test_rope_factors_of_a_gguf_are_honoured(tmp_path: Path) -> None:

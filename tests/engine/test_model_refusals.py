@@ -235,6 +235,14 @@ def test_more_positions_than_the_model_has_are_refused(positions: int, tmp_path:
         load_model(tmp_path, dtype=torch.float32, max_positions=positions)
 
 
+def test_int4_weights_that_a_checkpoint_does_not_have_are_refused(tmp_path: Path) -> None:
+    write_hf("llama2", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="stores no layer as Q4_0 or Q4_1, so weights=int4"):
+        load_model(tmp_path, dtype=torch.bfloat16, max_positions=64, weights="int4")
+    with pytest.raises(UnsupportedModelError, match="weights='int3' is not one of bf16, int4, auto"):
+        load_model(tmp_path, dtype=torch.bfloat16, max_positions=64, weights="int3")
+
+
 def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="neither a Hugging Face model directory nor"):
         open_checkpoint(tmp_path / "nothing")

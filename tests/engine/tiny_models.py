@@ -51,7 +51,7 @@ def qwen3(**changes: object) -> transformers.PreTrainedConfig:
 
 
 FAMILIES = {
-    "llama2": lambda: llama(num_key_value_heads=6),
+    "llama2": lambda: llama(num_key_value_heads=6, hidden_size=96),
     "llama3": lambda: llama(rope_parameters=LLAMA3_ROPE, num_hidden_layers=3),
     "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True, hidden_size=54),
     "mistral": mistral,

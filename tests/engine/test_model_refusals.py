@@ -104,11 +104,11 @@ def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], None]) 
         ),
         (lambda t: t.update({"model.extra": torch.zeros(2)}), r"model\.extra is not part"),
         (
-            lambda t: t.update({"model.norm.weight": torch.zeros(47)}),
-            r"model\.norm\.weight has shape \[47\].*\[48\]",
+            lambda t: t.update({"model.norm.weight": torch.zeros(95)}),
+            r"model\.norm\.weight has shape \[95\].*\[96\]",
         ),
         (
-            lambda t: t.update({"model.norm.weight": torch.zeros(48).int()}),
+            lambda t: t.update({"model.norm.weight": torch.zeros(96).int()}),
             r"model\.norm\.weight is stored as .*int32",
         ),
     ],

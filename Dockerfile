@@ -18,7 +18,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PACELINE_RUN_DIR=/run/paceline \
     PACELINE_SHM_DIR=/dev/paceline-shm \
     PACELINE_KERNEL_CACHE=/var/cache/paceline \
-    GOMP_SPINCOUNT=30000 \
+    OMP_WAIT_POLICY=passive \
     TOKENIZERS_PARALLELISM=false
 
 COPY common ./common

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.attention.torch_backend import BLOCK
@@ -45,28 +47,27 @@ def build_batch(chains: Sequence[Chain], trees: Sequence[TokenTree], page_size: 
     """
 
     ids: list[int] = []
-    positions: list[torch.Tensor] = []
-    write_slots: list[torch.Tensor] = []
+    positions: list[int] = []
+    write_slots: list[int] = []
     segments: list[AttentionSegment] = []
     for chain in chains:
         segments.append(chain_segment(chain, page_size, first_row=len(ids)))
-        positions.append(torch.arange(chain.start, chain.start + len(chain.ids)))
-        write_slots.append(segments[-1].key_slots[0, chain.start : chain.start + len(chain.ids)])
+        end = chain.start + len(chain.ids)
+        positions.extend(range(chain.start, end))
+        write_slots.extend(_places(chain.pages, chain.start, end, page_size))
         ids.extend(chain.ids)
     chain_rows = len(ids)
     if trees:
         segments.append(tree_segment(trees, page_size, first_row=chain_rows))
         for tree in trees:
             first = tree.base - 1
-            positions.append(first + torch.tensor(depths(tree.parents)))
-            physical = torch.arange(first, first + len(tree.tokens))
-            write_slots.append(physical_slots(torch.tensor(tree.pages), physical, page_size))
+            positions.extend(first + depth for depth in depths(tree.parents))
+            write_slots.extend(_places(tree.pages, first, first + len(tree.tokens), page_size))
             ids.extend(tree.tokens)
-    empty = torch.empty(0, dtype=torch.int64)
     return ForwardBatch(
         ids=torch.tensor(ids, dtype=torch.int64),
-        positions=torch.cat(positions) if positions else empty,
-        write_slots=torch.cat(write_slots) if write_slots else empty,
+        positions=torch.tensor(positions, dtype=torch.int64),
+        write_slots=torch.tensor(write_slots, dtype=torch.int64),
         segments=tuple(segments),
         logit_rows=torch.arange(chain_rows, len(ids)),
     )
@@ -77,9 +78,10 @@ def chain_segment(chain: Chain, page_size: int, *, first_row: int) -> AttentionS
 
     end = chain.start + len(chain.ids)
     _check_pages(chain.pages, page_size, end)
-    key_slots = torch.zeros(1, _whole_blocks(end), dtype=torch.int64)
-    key_slots[0, :end] = physical_slots(torch.tensor(chain.pages), torch.arange(end), page_size)
-    return AttentionSegment(torch.arange(first_row, first_row + len(chain.ids)).view(1, -1), key_slots)
+    key_slots = np.zeros((1, _whole_blocks(end)), dtype=np.int64)
+    key_slots[0, :end] = _physical(chain.pages, end, page_size)
+    rows = torch.arange(first_row, first_row + len(chain.ids)).view(1, -1)
+    return AttentionSegment(rows, torch.from_numpy(key_slots))
 
 
 def tree_segment(trees: Sequence[TokenTree], page_size: int, *, first_row: int) -> AttentionSegment:
@@ -98,21 +100,20 @@ def tree_segment(trees: Sequence[TokenTree], page_size: int, *, first_row: int) 
             first_rows.append(row)
         row += len(tree.tokens)
     longest = max(len(path) for path in paths)
-    nodes = torch.tensor([path + path[-1:] * (longest - len(path)) for path in paths])  # [paths, longest]
-    owner = torch.tensor(owners)
-    most_pages = max(len(tree.pages) for tree in trees)
-    pages = torch.tensor([[*tree.pages, *[0] * (most_pages - len(tree.pages))] for tree in trees])[owner]
-    root = torch.tensor([tree.base - 1 for tree in trees])[owner].view(-1, 1)  # logical position of the root
-    length = root + torch.tensor([len(path) for path in paths]).view(-1, 1)
-
-    logical = torch.arange(_whole_blocks(int(length.max())))
-    depth = (logical - root).clamp(0, longest - 1)
-    physical = torch.where(logical < root, logical, root + nodes.gather(1, depth))
-    physical = torch.where(logical < length, physical, 0)
-    key_slots = pages.gather(1, physical // page_size) * page_size + physical % page_size
+    nodes = np.array([path + path[-1:] * (longest - len(path)) for path in paths])  # [paths, longest]
+    longest_path = max(trees[owner].base - 1 + len(path) for owner, path in zip(owners, paths, strict=True))
+    key_slots = np.zeros((len(paths), _whole_blocks(longest_path)), dtype=np.int64)
+    of_tree: dict[int, npt.NDArray[np.int64]] = {}
+    for row_slots, owner, path in zip(key_slots, owners, paths, strict=True):
+        tree, root = trees[owner], trees[owner].base - 1
+        if owner not in of_tree:
+            of_tree[owner] = _physical(tree.pages, root + len(tree.tokens), page_size)
+        physical = of_tree[owner]
+        row_slots[:root] = physical[:root]
+        row_slots[root : root + len(path)] = physical[root:][path]
     return AttentionSegment(
-        rows=nodes + torch.tensor(first_rows).view(-1, 1),
-        key_slots=torch.where(logical < length, key_slots, 0),
+        rows=torch.from_numpy(nodes + np.array(first_rows)[:, None]),
+        key_slots=torch.from_numpy(key_slots),
     )
 
 
@@ -144,6 +145,18 @@ def root_to_leaf_paths(parents: Sequence[int]) -> list[list[int]]:
             path.append(parents[path[-1]])
         paths.append(path[::-1])
     return paths
+
+
+def _physical(pages: Sequence[int], end: int, page_size: int) -> npt.NDArray[np.int64]:
+    """Physical token positions of a sequence's positions 0 … end − 1."""
+
+    count = -(-end // page_size)
+    firsts = np.array(pages[:count], dtype=np.int64) * page_size
+    return (firsts[:, None] + np.arange(page_size)).ravel()[:end]
+
+
+def _places(pages: Sequence[int], start: int, end: int, page_size: int) -> list[int]:
+    return [pages[at // page_size] * page_size + at % page_size for at in range(start, end)]
 
 
 def _whole_blocks(keys: int) -> int:

@@ -20,10 +20,6 @@ from services.supervisor.run_dir import run_directory
 GATEWAY_GRACE_S = 2.5
 """The gateway ends open streams first, so that clients hear why; the engines follow."""
 ENGINE_GRACE_S = 1.5
-SPIN_COUNT = "30000"
-"""How long an OpenMP thread spins before it sleeps: longer than the gaps inside a forward, shorter than the
-pause between rounds. Sleeping at once made a step half as slow again; spinning on takes the other process's
-core."""
 
 
 def child_specs(settings: Settings) -> list[ChildSpec]:
@@ -43,7 +39,8 @@ def child_specs(settings: Settings) -> list[ChildSpec]:
                 **to_environ(settings),
                 "OMP_NUM_THREADS": str(threads[name]),
                 "MKL_NUM_THREADS": str(threads[name]),
-                "GOMP_SPINCOUNT": SPIN_COUNT,
+                # A thread of torch's that spins when it is done takes the core that a kernel's thread needs.
+                "OMP_WAIT_POLICY": "passive",
                 "TOKENIZERS_PARALLELISM": "false",
             },
         )

@@ -24,6 +24,7 @@ from common.model.catalog import ResolvedModel, resolve_model
 from common.model.llama import LlamaModel
 from common.model.load import load_model, open_checkpoint
 from common.model.plan import cpu_plan
+from common.model.plan_cache import changes_since_last_start, plan_file
 from common.model.tokenizer import Tokenizer, load_tokenizer
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings, SettingsError, check_shm_dir
@@ -90,13 +91,16 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     remove_dead_arenas(Path(settings.shm_dir))
     device = DeviceThread("target-device")
     model, tokenizer, resolved = await load_unless_stopped(stop, device.run(lambda: load(settings)))
+    plan = cpu_plan(resolved.path, model)
+    for change in changes_since_last_start(plan_file(settings.model, settings.weights), plan):
+        log.warning("texts may differ from those of the last start; %s", change)
     profile = TargetHello(
         incarnation=0,
         protocol=PROTOCOL_VERSION,
         model=resolved.name,
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
-        plan=cpu_plan(resolved.path, model).fingerprint,
+        plan=plan.fingerprint,
         device="cpu",
         kv_bytes_per_position=kv_bytes_per_position(model.config, model.dtype),
         max_context=model.max_positions,

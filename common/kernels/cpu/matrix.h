@@ -95,10 +95,19 @@ struct Bytes {
 template <int R>
 using Sums = __m512[R][2];
 
+// Weights are read once a step: fetched past the outer caches, they leave there what the next round needs, and
+// what the other processes need between rounds.
+constexpr int64_t kAheadBytes = 1024, kAheadBlocks = 2;
+
+inline void fetch(const void* from, int64_t size) {
+  for (int64_t line = 0; line < size; line += 64) _mm_prefetch((const char*)from + line, _MM_HINT_NTA);
+}
+
 template <int R>
 inline void product(const bf16* panel, int64_t inputs, const bf16* x, int64_t stride, Sums<R>& sums) {
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   for (int64_t k = 0; k < inputs; k += 2, panel += 2 * kPanel) {
+    fetch((const char*)panel + kAheadBytes, 128);
     const __m512bh w0 = as_bf16(_mm512_loadu_si512(panel)), w1 = as_bf16(_mm512_loadu_si512(panel + kPanel));
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
@@ -118,6 +127,7 @@ inline void product(const uint8_t* panel, const bf16* quants, int64_t inputs, co
   const int64_t blocks = inputs / kBlock;
   for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
   for (int64_t b = 0; b < blocks; ++b, panel += Packed::kBytes) {
+    fetch(panel + kAheadBlocks * Packed::kBytes, Packed::kBytes);
     Sums<R> part;
     for (int r = 0; r < R; ++r) part[r][0] = part[r][1] = _mm512_setzero_ps();
 #pragma GCC unroll 16

@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 16
     prefill_chunk: int = 256
     k: int | Literal["auto"] = "auto"
+    groups: int | Literal["auto"] = "auto"
     draft_wait_s: float = 0.25
     queue_limit: int = 256
     target_threads: int = 0
@@ -78,6 +79,8 @@ HELP = {
     "page_size": "KV positions of a page: a power of two up to 64",
     "prefill_chunk": "prompt tokens computed in one round beside the decoding requests",
     "k": "draft tokens asked for in every round; auto chooses by what was measured, none included",
+    "groups": "1 or 2 sets of requests that step by turns, so that the draft works on one while the target "
+    "works on the other; auto takes 2 from 4 cores on",
     "draft_wait_s": "seconds that a round waits for the draft before it goes on without",
     "queue_limit": "requests that may wait or run before new ones are turned away",
     "target_threads": "threads of the target's device work; 0 takes the cores there are",
@@ -96,6 +99,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "page_size": (1, 64),
     "prefill_chunk": (1, 1 << 16),
     "k": (0, 32),
+    "groups": (1, 2),
     "draft_wait_s": (0.0, 60.0),
     "queue_limit": (1, 1 << 20),
     "target_threads": (0, 1024),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from common.actors.machine import Machine, Start, TimerFired
 from common.link.events import Executed, LinkEffect, LinkEvent, Received, Refused, Run, SendGateway
-from common.link.rounds import LinkRounds
+from common.link.groups import LinkGroups
 from common.messages.lifecycle import DraftHello, Heartbeat, Message, StartOver, TargetHello
 from common.messages.lifecycle import Refused as RefusedMessage
 from common.messages.stamp import Stamp
@@ -18,7 +18,7 @@ NO_STAMP = Stamp(0, 0, 0)
 
 Event = TypeVar("Event")
 Effect = TypeVar("Effect")
-Rounds = TypeVar("Rounds", bound=LinkRounds[Any])
+Groups = TypeVar("Groups", bound=LinkGroups[Any, Any])
 
 
 class LinkOptions(Protocol):
@@ -31,13 +31,14 @@ class LinkOptions(Protocol):
     def silence_s(self) -> float: ...
 
 
-class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Rounds]):
+class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Groups]):
     """Says Hello until the gateway configures it, then beats; starts over when the gateway is silent or says
     so. Its tables name the handlers below for what every service does alike.
 
     profile: the Hello to introduce this process with; its incarnation is replaced by one from new_id, drawn
     again each time the link starts over. new_id gives random non-zero ids. stamp: what current messages
-    carry, NO_STAMP until configured. rounds: None until rounds may come.
+    carry, NO_STAMP until configured. groups: None until rounds may come. device_us: time of the
+    device work that ended under this incarnation.
     """
 
     hello_state: ClassVar[str]
@@ -58,7 +59,8 @@ class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Ro
         """What an incarnation begins with."""
         self.state = self.hello_state
         self.stamp = NO_STAMP
-        self.rounds: Rounds | None = None
+        self.groups: Groups | None = None
+        self.device_us = 0
         self._hello = replace(self._profile, incarnation=self._new_id())
         self._heard_at = self.now
 
@@ -74,10 +76,11 @@ class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Ro
         """The effects of one event, to be carried out in order. now: seconds, never going back."""
         effects: list[Effect | LinkEffect] = []
         self.effects, self.now = effects, now
-        if self.rounds is not None:
-            self.rounds.effects, self.rounds.now = effects, now
+        if self.groups is not None:
+            self.groups.begin(effects, now)
         if isinstance(event, Executed):
             self.device_busy = False
+            self.device_us += event.result.elapsed_us
         if not isinstance(event, Received):
             self.dispatch(event)
         elif self._is_current(event.message):
@@ -102,9 +105,10 @@ class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Ro
         self.counters[f"stale:{type(subject).__name__}"] += 1
 
     def pass_to_rounds(self, subject: object) -> None:
-        """See the table of the rounds."""
-        assert self.rounds is not None
-        self.rounds.dispatch(subject)
+        """To the rounds of its group: see their table. Then the device, if it is free, goes to a group that
+        is queued for it, in turn."""
+        assert self.groups is not None
+        self.groups.dispatch(subject)
 
     def say_hello(self, _: Start | TimerFired) -> None:
         """Say Hello, and again after heartbeat_s."""
@@ -123,7 +127,7 @@ class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Ro
         pass_to_rounds."""
         if event.name == "tick":
             self._beat()
-        elif self.rounds is not None:
+        elif self.groups is not None:
             self.pass_to_rounds(event)
 
     def leave(self, _: StartOver) -> None:
@@ -139,10 +143,9 @@ class ServiceLink(Machine["Effect | LinkEffect"], ABC, Generic[Event, Effect, Ro
             self.counters["gateway_silent"] += 1
             self._start_over()
             return
-        finished = self.rounds.finished if self.rounds is not None else 0
-        self.effects.append(
-            SendGateway(Heartbeat(self.stamp.epoch, self.incarnation, finished, self.device_busy))
-        )
+        finished = self.groups.finished if self.groups is not None else 0
+        beat = Heartbeat(self.stamp.epoch, self.incarnation, finished, self.device_busy, self.device_us)
+        self.effects.append(SendGateway(beat))
         self._set_tick()
 
     def _set_tick(self) -> None:

@@ -55,7 +55,7 @@ class Configure(Message, frozen=True):
     """gateway → target. A new epoch releases everything that the target held.
 
     pages counts page 0, which is never given out; slots counts slot 0 likewise.
-    max_nodes: most tree nodes of one slot in a round, root included.
+    max_nodes: most tree nodes of one slot in a round, root included. groups: 0 … groups − 1 have rounds.
     """
 
     epoch: int
@@ -65,6 +65,7 @@ class Configure(Message, frozen=True):
     slots: int
     max_model_len: int
     max_nodes: int
+    groups: int = 1
 
 
 class Configured(Message, frozen=True):
@@ -104,6 +105,7 @@ class ConfigureDraft(Message, frozen=True):
     slots: int
     max_model_len: int
     max_nodes: int
+    groups: int = 1
 
 
 class SelfTest(Message, frozen=True):
@@ -153,9 +155,11 @@ class Refused(Message, frozen=True):
 
 class Heartbeat(Message, frozen=True):
     """Both ways between the gateway and a service. incarnation: of the service, in both directions.
-    rounds: rounds finished by the sender; busy: device work is running."""
+    rounds: rounds finished by the sender; busy: device work is running; device_us: time of the device work
+    that this incarnation has finished."""
 
     epoch: int
     incarnation: int
     rounds: int
     busy: bool
+    device_us: int = 0

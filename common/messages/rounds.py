@@ -2,7 +2,8 @@
 
 Verify and Verdict are the only messages that move slots, pages and logs of the target, in round order,
 so a lost or repeated message needs one rule: the target executes a round once and answers a repeat from
-its last verdict. Admissions and releases ride in the round for the same reason.
+its last verdict. Admissions and releases ride in the round for the same reason. Rounds are numbered per
+group, and a slot belongs to the group whose round admitted it, until it is released.
 """
 
 import msgspec
@@ -112,6 +113,8 @@ class Verdict(Message, frozen=True):
     verdict). free_pages, retiring_pages: the pool after the round. Free are pages that can be given out at
     once, those that only the prefix cache holds included; retiring pages wait for the draft's acknowledgement
     (one that two slots held counts twice). elapsed_us: device time of the round. error: of a failed forward.
+    serial: verdicts made so far, of all groups and this one included: what an older one says of the pool is
+    out of date.
     """
 
     stamp: Stamp
@@ -124,6 +127,7 @@ class Verdict(Message, frozen=True):
     retiring_pages: int
     elapsed_us: int
     error: str = ""
+    serial: int = 0
 
 
 class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -143,13 +147,18 @@ class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Propose(Message, frozen=True):
-    """gateway → draft. rows is the group's whole live set as the draft should know it."""
+    """gateway → draft. rows is the group's whole live set as the draft should know it.
+
+    sent: by group, the newest round that this draft was sent a Propose for, this one included. The draft
+    starts no work for a group of which it has missed one: its log may end before pages that others share.
+    """
 
     stamp: Stamp
     group: int
     round: int
     k: int
     rows: list[ProposeRow]
+    sent: list[int] = msgspec.field(default_factory=list)
 
 
 class ProposalRow(msgspec.Struct, frozen=True, array_like=True):
@@ -168,8 +177,8 @@ class Proposal(Message, frozen=True):
     """draft → target, direct. rows may be empty.
 
     acked: newest round of the group such that no work started under an older live set still runs; pages of
-    slots released up to that round may be given out again. It counts whichever round the proposal is for; a
-    draft sends a further proposal without rows when it grows.
+    slots that the group released up to that round may be given out again. It counts whichever round the
+    proposal is for; a draft sends a further proposal without rows when it grows.
     """
 
     stamp: Stamp

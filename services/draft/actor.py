@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from common.actors import frames
@@ -19,7 +20,7 @@ from services.draft import events as ev
 from services.draft.drafters.base import Drafter
 from services.draft.link import DraftLink
 from services.draft.memory import Mapped
-from services.draft.work import DraftResult, DraftWork, Tree
+from services.draft.work import DraftResult, DraftWork
 
 
 class DraftActor(LinkActor[ev.Event, ev.Effect]):
@@ -36,13 +37,16 @@ class DraftActor(LinkActor[ev.Event, ev.Effect]):
         self._target: DealerEndpoint[Message] | None = None
         self.on_stop.callback(self._let_go)
 
-    def execute(self, work: DraftWork) -> tuple[Tree, ...]:
-        return self._drafter.draft(work)
+    def execute(self, work: DraftWork) -> DraftResult:
+        started = time.perf_counter()
+        trees = self._drafter.draft(work)
+        elapsed_us = round((time.perf_counter() - started) * 1e6)
+        return DraftResult(work.group, work.round, trees, elapsed_us=elapsed_us)
 
     def device_answered(self, answer: DeviceDone | DeviceFailed) -> ev.Event:
         match answer:
-            case DeviceDone(DraftWork() as work, trees):
-                return ev.Executed(DraftResult(work.group, work.round, trees))
+            case DeviceDone(_, DraftResult() as result):
+                return ev.Executed(result)
             case DeviceFailed(DraftWork() as work, error, trace):
                 self.log.error("drafting for round %d failed: %s\n%s", work.round, error, trace)
                 return ev.Executed(DraftResult(work.group, work.round, (), error))

@@ -17,8 +17,8 @@ from common.messages.lifecycle import (
 from common.messages.lifecycle import Refused as RefusedMessage
 from common.messages.rounds import Propose, Verdict
 from services.draft import events as ev
+from services.draft.groups import Groups
 from services.draft.options import DraftOptions
-from services.draft.rounds import Rounds
 from services.draft.work import DraftResult
 
 STATES = ("hello", "attaching", "testing", "ready", "leaving")
@@ -44,7 +44,7 @@ TABLE = Table(
 )
 
 
-class DraftLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
+class DraftLink(ServiceLink[ev.Event, ev.Effect, Groups]):
     """Keeps the draft's logs, decides what the device drafts and answers every Propose."""
 
     table = TABLE
@@ -118,7 +118,7 @@ class DraftLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
             assert self._configure is not None
             self.state = READY
             has_state = self._profile.kv_bytes_per_position > 0
-            self.rounds = Rounds(self._configure, has_state, self.options.join_s, self.counters)
+            self.groups = Groups(self._configure, has_state, self.options.join_s, self.counters)
             self.answer_ready(self._configure)
         else:
             self._fail("self-test: the draft did not find the target's pattern in the shared region")

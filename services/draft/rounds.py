@@ -1,18 +1,19 @@
-"""The draft's rounds under one configuration: its logs, what its device works on, and its answers."""
+"""The draft's rounds of one group: its logs, what the device works on for it, and its answers."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.actors.table import Table, everywhere
-from common.link.rounds import LinkRounds
-from common.messages.lifecycle import ConfigureDraft
+from common.link.rounds import QUEUED, RUNNING, LinkRounds
 from common.messages.rounds import Behind, Proposal, ProposalRow, Propose, Verdict
+from common.messages.stamp import Stamp
 from services.draft import events as ev
 from services.draft.logs import DraftLog
 from services.draft.work import DraftResult, DraftWork, Tree
 
-IDLE, WAITING, RUNNING = STATES = ("idle", "waiting", "running")
+IDLE, WAITING = "idle", "waiting"
+STATES = (IDLE, WAITING, QUEUED, RUNNING)
 
 TABLE = Table(
     STATES,
@@ -37,24 +38,34 @@ class Working:
     trees: dict[int, Tree] = field(default_factory=dict)
 
 
-class Rounds(LinkRounds[ev.Effect]):
-    """One work on the device at a time, and an answer to every Propose.
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What the groups share under one configuration.
 
-    has_state: the drafter keeps state by position, so prompts under way are worth extending over.
+    has_state: the drafter keeps state by position, so prompts under way are worth extending over. released:
+    slots that the next work, of whichever group, is to drop first.
+    """
+
+    stamp: Stamp
+    max_model_len: int
+    max_nodes: int
+    has_state: bool
+    released: list[int] = field(default_factory=list)
+
+
+class Rounds(LinkRounds[ev.Effect]):
+    """An answer to every Propose.
+
+    sent: newest round of the group that the gateway is known to have sent a Propose for.
     """
 
     table = TABLE
 
-    def __init__(
-        self, configure: ConfigureDraft, has_state: bool, join_s: float, counters: Counter[str]
-    ) -> None:
-        super().__init__(IDLE, join_s, counters)
-        self.stamp = configure.stamp
+    def __init__(self, group: int, drafting: Drafting, join_s: float, counters: Counter[str]) -> None:
+        super().__init__(group, IDLE, join_s, counters)
         self.logs: dict[int, DraftLog] = {}
-        self._max_model_len = configure.max_model_len
-        self._max_nodes = configure.max_nodes
-        self._has_state = has_state
-        self._released: list[int] = []
+        self.sent = 0
+        self._drafting = drafting
         self._round = 0
         self._k = 0
         self._verdict_round = 0
@@ -62,11 +73,12 @@ class Rounds(LinkRounds[ev.Effect]):
         self._pending: Propose | None = None
         self._running: Working | None = None
         self._early: Working | None = None
+        self._ahead: list[DraftLog] = []
 
     def take_propose(self, propose: Propose) -> None:
-        """Take commits and the live set; answer at once if there is nothing to draft or the device is busy,
-        else draft, after the verdict of the round before."""
-        if propose.round <= self._round or propose.group != 0:
+        """Take commits and the live set; answer at once if there is nothing to draft or the device is busy
+        for an older round of the group, else draft, after the verdict of the round before."""
+        if propose.round <= self._round:
             self.counters["stale:Propose"] += 1
             return
         previous, self._round, self._k = self._round, propose.round, propose.k
@@ -74,6 +86,7 @@ class Rounds(LinkRounds[ev.Effect]):
         self._take_live_set(propose)
         wanted = propose.k > 0 and any(row.draft for row in propose.rows)
         early, self._early = self._early, None
+        self._ahead = []
         if self._running is not None:
             if not wanted or self._running.round != propose.round:
                 self.counters["busy"] += wanted
@@ -81,15 +94,13 @@ class Rounds(LinkRounds[ev.Effect]):
         elif not wanted:
             self.finished += 1
             self._answer(None)
-            self._extend()
         elif early is not None and early.round == propose.round:
             self._answer(early)
-            self._extend()
         elif previous == propose.round - 1 and previous > self._verdict_round:
             self.state = WAITING
             self.wait_to_join()
         else:
-            self._work_on_pending()
+            self.state = QUEUED
 
     def _take_live_set(self, propose: Propose) -> None:
         live: dict[int, DraftLog] = {}
@@ -103,16 +114,16 @@ class Rounds(LinkRounds[ev.Effect]):
             live[row.slot] = log
         for slot, log in self.logs.items():
             if slot not in live or live[slot] is not log:
-                self._released.append(slot)
+                self._drafting.released.append(slot)
         self.logs = live
         if behind:
             self.counters["gap"] += len(behind)
-            self.effects.append(ev.SendGateway(Behind(self.stamp, 0, behind)))
+            self.effects.append(ev.SendGateway(Behind(self._drafting.stamp, self.group, behind)))
 
     def take_verdict(self, verdict: Verdict) -> None:
-        """Note what comes after each log; draft for the next round before its Propose is here if the device
-        is free."""
-        if verdict.round <= self._verdict_round or verdict.group != 0:
+        """Note what comes after each log; draft for the next round before its Propose is here as soon as the
+        device is free."""
+        if verdict.round <= self._verdict_round:
             self.counters["stale:Verdict"] += 1
             return
         self._verdict_round = verdict.round
@@ -124,33 +135,50 @@ class Rounds(LinkRounds[ev.Effect]):
             if log is not None and log.key == (row.request, row.generation) and log.foresee(row):
                 ready.append(log)
         if self.state == WAITING and verdict.round == self._round - 1:
-            self._work_on_pending()
-        elif self.state == IDLE and verdict.round == self._round and self._k > 0 and ready:
-            self._run(verdict.round + 1, ready, ())
+            self.state = QUEUED
+        elif verdict.round == self._round and self._k > 0:
+            self._ahead = ready
 
-    def stop_waiting(self, event: ev.TimerFired) -> None:
+    def stop_waiting(self, _: ev.TimerFired) -> None:
         """Draft without the verdict if its deadline has passed."""
-        if self.has_waited(event):
+        if self.has_waited():
             self.counters["missed:Verdict"] += 1
-            self._work_on_pending()
+            self.state = QUEUED
 
-    def _work_on_pending(self) -> None:
+    @property
+    def _has_missed_a_propose(self) -> bool:
+        return self._round < self.sent
+
+    def use_device(self) -> None:
         assert self._pending is not None
+        if self._has_missed_a_propose:
+            self.counters["missed:Propose"] += 1
+            self._answer(None)
+            return
         drafting = [self.logs[row.slot] for row in self._pending.rows if row.draft]
         self._run(self._round, [log for log in drafting if self._is_whole(log)], self._stale_logs())
+
+    def draft_ahead(self) -> bool:
+        """Take the idle device for the round after a verdict whose Propose is still to come."""
+        if self.state != IDLE or not self._ahead or self._has_missed_a_propose:
+            return False
+        self._run(self._round + 1, self._ahead, ())
+        return True
 
     def _is_whole(self, log: DraftLog) -> bool:
         """The log reaches as far as the last Propose."""
         commit = log.row.commit
         return len(log.ids) == commit.start + len(commit.ids) and bool(log.ids)
 
-    def _extend(self) -> None:
-        """Bring drafter state up to date for slots that are not drafted for yet (prompts under way)."""
-        if not self._has_state:
-            return
-        stale = self._stale_logs()
+    def extend(self) -> bool:
+        """Take the idle device to bring drafter state up to date for slots that are not drafted for yet
+        (prompts under way)."""
+        if self.state != IDLE or self._early is not None or self._has_missed_a_propose:
+            return False
+        stale = self._stale_logs() if self._drafting.has_state else []
         if stale:
             self._run(self._round, (), stale)
+        return bool(stale)
 
     def _stale_logs(self) -> list[DraftLog]:
         """Slots that are not drafted for, with ids that the drafter has not seen."""
@@ -161,16 +189,18 @@ class Rounds(LinkRounds[ev.Effect]):
         ]
 
     def _run(self, round_: int, drafting: Iterable[DraftLog], extending: Iterable[DraftLog]) -> None:
-        limit = self._max_model_len
-        k = min(self._k, self._max_nodes - 1)
+        self._ahead = []
+        limit = self._drafting.max_model_len
+        k = min(self._k, self._drafting.max_nodes - 1)
         rows = [log.work(k, limit) for log in drafting if log.has_room]
         ids = {row.slot: row.ids for row in rows}
         keys = {row.slot: row.key for row in rows}
         rows += [log.work(0, limit) for log in extending]
         self._running = Working(round_, self._round, keys, ids)
         self.state = RUNNING
-        released, self._released = tuple(self._released), []
-        self.effects.append(ev.Run(DraftWork(0, round_, tuple(rows), released)))
+        released = tuple(self._drafting.released)
+        self._drafting.released.clear()
+        self.effects.append(ev.Run(DraftWork(self.group, round_, tuple(rows), released)))
 
     def finish_work(self, event: ev.Executed[DraftResult]) -> None:
         """Answer the Propose that waits for this work, or keep it for the one to come; acknowledge what the
@@ -187,30 +217,26 @@ class Rounds(LinkRounds[ev.Effect]):
             work.trees.update({tree.slot: tree for tree in event.result.trees})
         if self._pending is not None and work.round == self._round:
             self._answer(work)
-            self._extend()
         elif work.round == self._round + 1:
             self._early = work
-        else:
-            self._extend()
         if self._acked() > self._acked_sent:
-            self._propose_nothing()
+            self._propose(self._round, [])
 
     def _acked(self) -> int:
         return self._round if self._running is None else self._running.live_round
 
-    def _propose_nothing(self) -> None:
-        self._acked_sent = self._acked()
-        self.effects.append(ev.SendTarget(Proposal(self.stamp, 0, self._round, self._acked_sent, [])))
-
     def _answer(self, work: Working | None) -> None:
         assert self._pending is not None
         propose, self._pending = self._pending, None
-        if self.state == WAITING:
+        if self.state in (WAITING, QUEUED):
             self.state = IDLE
         drafted = [] if work is None else [self._proposal_row(row.slot, work) for row in propose.rows]
-        rows = [row for row in drafted if row is not None]
+        self._propose(propose.round, [row for row in drafted if row is not None])
+
+    def _propose(self, round_: int, rows: list[ProposalRow]) -> None:
         self._acked_sent = self._acked()
-        self.effects.append(ev.SendTarget(Proposal(self.stamp, 0, propose.round, self._acked_sent, rows)))
+        proposal = Proposal(self._drafting.stamp, self.group, round_, self._acked_sent, rows)
+        self.effects.append(ev.SendTarget(proposal))
 
     def _proposal_row(self, slot: int, work: Working) -> ProposalRow | None:
         log, tree = self.logs[slot], work.trees.get(slot)

@@ -48,3 +48,4 @@ class DraftResult:
     round: int
     trees: tuple[Tree, ...]
     error: str = ""
+    elapsed_us: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 
 from common.actors.supervisor import Supervisor
 from common.identifiers import new_id
@@ -31,6 +32,8 @@ log = logging.getLogger("gateway")
 MAX_AUTO_K = 8
 """Pages for so many draft tokens are reserved for every slot."""
 FIRST_AUTO_K = 3
+CORES_FOR_TWO_GROUPS = 4
+"""With fewer, a draft that works beside the target takes the cores that the target would use."""
 DRAIN_S = 0.0
 """Open streams end at once with an error frame: most would not end within the grace of a stop."""
 
@@ -51,12 +54,20 @@ def coordinator_options(settings: Settings, tokenizer: Tokenizer) -> Coordinator
         max_num_seqs=settings.max_num_seqs,
         chunk_rows=settings.prefill_chunk,
         max_nodes=max_k(settings) + 1,
+        groups=choose_groups(settings, os.cpu_count() or 1),
         tokenizer=tokenizer.fingerprint,
     )
 
 
 def max_k(settings: Settings) -> int:
     return MAX_AUTO_K if settings.k == "auto" else settings.k
+
+
+def choose_groups(settings: Settings, cores: int) -> int:
+    if settings.groups != "auto":
+        return settings.groups
+    can_overlap = cores >= CORES_FOR_TWO_GROUPS and settings.drafter != "none" and settings.max_num_seqs > 1
+    return 2 if can_overlap else 1
 
 
 def k_controller(settings: Settings) -> KController:
@@ -72,6 +83,8 @@ def gauges(coordinator: Coordinator, controller: KController, pages: int) -> Eng
         free_pages=coordinator.free_pages,
         retiring_pages=coordinator.retiring_pages,
         k=controller.belief(),
+        groups=len(coordinator.groups),
+        usage=coordinator.usage,
     )
 
 
@@ -104,6 +117,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             server = await serve_http(app, settings.host, settings.port)
             fronts.push_async_callback(server.shutdown, DRAIN_S)
             log.info("HTTP on http://%s:%d, ZeroMQ on %s", server.host, server.port, zmq_address)
+            log.info("groups of requests: %d", len(coordinator.groups))
             await wait_until_stopped(stop, actors)
             core.close()
     except (HttpBindError, ZmqBindError, AddressRefused) as error:

@@ -62,7 +62,7 @@ class AdaptiveK:
         self._acceptance = Acceptance(max_k)
         self._batches: dict[int, _Batch] = {}
         self._latest = 1
-        self._asked_before = -1
+        self._asked_before: dict[int, int] = {}
 
     def choose(self, verify_rows: int) -> int:
         if verify_rows < 1:
@@ -80,8 +80,8 @@ class AdaptiveK:
             self._acceptance.age()
         batch = self._batch(len(rows))
         # A draft that was asked for another k before has not run ahead for this one: an untypical wait.
-        settled = sample.k == self._asked_before
-        self._asked_before = sample.k
+        settled = sample.k == self._asked_before.get(verdict.group)
+        self._asked_before[verdict.group] = sample.k
         if settled and not sample.chunk_rows:
             batch.forward.observe(len(rows) + sum(row.drafted for row in rows), verdict.elapsed_us)
             batch.wait.observe(sample.k, 1e6 * sample.wall_s - verdict.elapsed_us)

@@ -10,7 +10,8 @@ from common.messages.rounds import Verdict
 class CoordinatorOptions:
     """max_model_len: most ids of a request, prompt included. kv_memory_bytes: for target KV pages.
     max_rows: token rows of one target forward. chunk_rows: most prefill rows of one request in a round.
-    max_nodes: most tree nodes of a slot, root included. tokenizer: expected fingerprint; "" takes the
+    max_nodes: most tree nodes of a slot, root included. groups: sets of slots that step by themselves, the
+    draft working on one while the target works on another. tokenizer: expected fingerprint; "" takes the
     target's.
 
     heartbeat_s: between heartbeats, and between repeats of a start-up message. silence_s: a peer that said
@@ -28,6 +29,7 @@ class CoordinatorOptions:
     max_rows: int = 512
     chunk_rows: int = 256
     max_nodes: int = 9
+    groups: int = 1
     tokenizer: str = ""
     heartbeat_s: float = 0.5
     silence_s: float = 5.0
@@ -44,8 +46,9 @@ class CoordinatorOptions:
 
 @dataclass(frozen=True, slots=True)
 class RoundSample:
-    """A round as its plan had it, and how long its verdict took. verify_rows: slots that were to be verified,
-    with up to k draft tokens each. chunk_rows: prompt rows beside them."""
+    """A round as its plan had it, and how long its verdict took, without the time that the target's device
+    worked for other groups meanwhile. verify_rows: slots that were to be verified, with up to k draft tokens
+    each. chunk_rows: prompt rows beside them."""
 
     k: int
     verify_rows: int

@@ -145,6 +145,7 @@ class Pair:
             2 * self.options.max_num_seqs + 1,
             limits.max_model_len,
             limits.max_nodes,
+            self.options.groups,
         )
         self.target_state = HELD
         self._configure_held()
@@ -275,6 +276,7 @@ class Pair:
                 configure.slots,
                 configure.max_model_len,
                 configure.max_nodes,
+                configure.groups,
             ),
         )
 

@@ -1,6 +1,7 @@
 """Every unfinished request: its log, where it stands, and the order in which requests are served."""
 
 from bisect import insort
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from common.messages.rounds import AdmitAnswer, Commit, ReleaseRow
@@ -13,8 +14,8 @@ WAITING, ADMITTING, LIVE = "waiting", "admitting", "live"
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """ids: the log, prompt + committed; only its end grows. slot … target_len mean something while it is
-    live.
+    """ids: the log, prompt + committed; only its end grows. group means something while it is admitting or
+    live, slot … target_len while it is live.
 
     kv: valid KV length as the target told it. target_len, draft_len: ids that each service was sent.
     strikes: target crashes and failed forwards in a row that found this request at work at the same point,
@@ -30,6 +31,7 @@ class Request:
     arrival: int
     sink: Sink
     state: str = WAITING
+    group: int = 0
     slot: int = 0
     generation: int = 0
     kv: int = 0
@@ -90,13 +92,15 @@ class Request:
 
 
 class Requests:
-    """waiting is sorted by order. releases: slots that the target is to release with the next round."""
+    """waiting is sorted by order. admitting: their Admit is on the way. releases: by group, slots that the
+    target is to release with the group's next round."""
 
     def __init__(self) -> None:
         self.by_id: dict[int, Request] = {}
         self.waiting: list[Request] = []
+        self.admitting: dict[int, Request] = {}
         self.live: dict[int, Request] = {}
-        self.releases: list[ReleaseRow] = []
+        self.releases: defaultdict[int, list[ReleaseRow]] = defaultdict(list)
         self._arrivals = 0
 
     def add(
@@ -120,12 +124,24 @@ class Requests:
         """Live requests, the oldest of the first class first."""
         return sorted(self.live.values(), key=lambda one: one.order)
 
-    def admit(self, request: Request) -> None:
-        """Its Admit is on the way."""
+    @property
+    def seated(self) -> list[Request]:
+        """Those that have a slot, or will."""
+        return [*self.live.values(), *self.admitting.values()]
+
+    @property
+    def any_suspect(self) -> bool:
+        return any(one.suspect for one in self.by_id.values())
+
+    def admit(self, request: Request, group: int) -> None:
+        """Its Admit goes with the group's round."""
         self.waiting.remove(request)
+        self.admitting[request.request] = request
         request.state = ADMITTING
+        request.group = group
 
     def go_live(self, request: Request, answer: AdmitAnswer) -> None:
+        del self.admitting[request.request]
         request.state = LIVE
         request.slot = answer.slot
         request.generation = answer.generation
@@ -138,14 +154,20 @@ class Requests:
     def requeue(self, request: Request) -> None:
         """Back to the queue with its whole log; its age puts it at the front of its class."""
         self.live.pop(request.request, None)
+        self.admitting.pop(request.request, None)
         request.state = WAITING
         insort(self.waiting, request, key=lambda one: one.order)
 
     def remove(self, request: Request) -> None:
-        """It has ended; its slot, if it has one, goes with the next round."""
+        """It has ended; its slot, if it has one, goes with the next round of its group."""
         del self.by_id[request.request]
         if request.state == WAITING:
             self.waiting.remove(request)
-        elif request.state == LIVE:
+        elif request.state == ADMITTING:
+            del self.admitting[request.request]
+        else:
             del self.live[request.request]
-            self.releases.append(request.release_row())
+            self.release(request)
+
+    def release(self, request: Request) -> None:
+        self.releases[request.group].append(request.release_row())

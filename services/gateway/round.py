@@ -9,19 +9,20 @@ from services.gateway.options import RoundSample
 from services.gateway.requests import Request
 from services.gateway.schedule import RowPlan
 
-GROUP = 0
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Round:
-    """A round whose verdict is awaited. working: requests with rows in its forward or an admission."""
+    """A round whose verdict is awaited. working: requests with rows in its forward or an admission.
+    elsewhere_s: time that the target's device has worked for other groups since the round began."""
 
     verify: Verify
     started_at: float
     working: frozenset[int]
+    elsewhere_s: float = 0.0
 
 
 def begin_round(
+    group: int,
     number: int,
     stamp: Stamp,
     k: int,
@@ -34,7 +35,7 @@ def begin_round(
     answered."""
     verify = Verify(
         stamp,
-        GROUP,
+        group,
         number,
         k if any(plan.verify for plan in plans) else 0,
         [_live_row(plan) for plan in plans],
@@ -51,7 +52,7 @@ def sample_of(finished: Round, now: float) -> RoundSample:
         verify.k,
         sum(row.verify for row in verify.live),
         sum(row.chunk_end - row.chunk_start for row in verify.live),
-        now - finished.started_at,
+        now - finished.started_at - finished.elsewhere_s,
     )
 
 
@@ -64,10 +65,11 @@ def _live_row(plan: RowPlan) -> LiveRow:
     )
 
 
-def propose_for(verify: Verify, plans: Sequence[RowPlan]) -> Propose:
-    """The same round for the draft. It may be lost: the draft says Behind when it misses ids."""
+def propose_for(verify: Verify, plans: Sequence[RowPlan], sent: list[int]) -> Propose:
+    """The same round for the draft. It may be lost: the draft says Behind when it misses ids. sent: as in
+    Propose."""
     rows = [_propose_row(plan, verify.k) for plan in plans]
-    return Propose(verify.stamp, verify.group, verify.round, verify.k, rows)
+    return Propose(verify.stamp, verify.group, verify.round, verify.k, rows, sent)
 
 
 def _propose_row(plan: RowPlan, k: int) -> ProposeRow:

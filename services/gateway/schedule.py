@@ -40,39 +40,42 @@ def pages_to_admit(request: Request, limits: Limits) -> int:
     return min(pages_for(positions, limits.page_size), limits.pages - 1)
 
 
-def choose_admissions(requests: Requests, limits: Limits, free_pages: int) -> list[Request]:
-    """First come, first served while there are seats and pages, with a page left for the growth of every
-    slot.
+def choose_admissions(
+    requests: Requests, limits: Limits, free_pages: int, group: int, groups: int
+) -> list[Request]:
+    """Those that this group admits now: first come, first served while there are seats and pages, with a page
+    left for the growth of every slot, and no more than make the groups alike.
 
     While a request is suspected of killing the target, only the first suspect is admitted, and only when no
-    other suspect is live. With nothing live the first of the queue is always tried.
+    other suspect has a slot. With nothing live the first of the queue is always tried.
     """
-    suspects = [one for one in requests.by_id.values() if one.suspect]
-    if suspects:
-        if any(one.suspect for one in requests.live.values()):
+    seated = requests.seated
+    candidates = requests.waiting
+    if requests.any_suspect:
+        if any(one.suspect for one in seated):
             return []
         candidates = [one for one in requests.waiting if one.suspect][:1]
-    else:
-        candidates = requests.waiting
+    free_pages -= sum(pages_to_admit(one, limits) for one in requests.admitting.values())
     chosen: list[Request] = []
-    seats = limits.max_num_seqs - len(requests.live)
     for request in candidates:
         needed = pages_to_admit(request, limits)
-        running = len(requests.live) + len(chosen)
-        if len(chosen) >= seats or (running and needed + running > free_pages):
+        running = len(seated) + len(chosen)
+        if running >= limits.max_num_seqs or (running and needed + running > free_pages):
             break
         chosen.append(request)
         free_pages -= needed
-    return chosen
+    alike = -(-(len(seated) + len(chosen)) // groups)
+    return chosen[: max(0, alike - sum(one.group == group for one in seated))]
 
 
-def choose_workers(requests: Requests, admitted: Sequence[Request]) -> list[Request]:
-    """Everyone, or the first suspect alone; nobody in the round that admits a suspect."""
+def choose_workers(requests: Requests, admitted: Sequence[Request], group: int) -> list[Request]:
+    """Everyone of the group, or the first suspect of all groups alone; nobody in the round that admits a
+    suspect."""
     if any(one.suspect for one in admitted):
         return []
     live = requests.in_order()
     suspects = [one for one in live if one.suspect]
-    return suspects[:1] or live
+    return [one for one in suspects[:1] or live if one.group == group]
 
 
 def count_verify_rows(workers: Sequence[Request]) -> int:

@@ -23,8 +23,8 @@ from common.messages.lifecycle import Refused as RefusedMessage
 from common.messages.rounds import Proposal, Verify
 from common.messages.stamp import Stamp
 from services.target import events as ev
+from services.target.groups import Groups
 from services.target.options import TargetOptions
-from services.target.rounds import Rounds
 from services.target.slots import Slots
 from services.target.work import RoundResult
 
@@ -52,8 +52,9 @@ TABLE = Table(
 )
 
 
-class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
-    """Owns slots, pages, KV lengths and the copies of logs that commits brought; one round at a time."""
+class TargetLink(ServiceLink[ev.Event, ev.Effect, Groups]):
+    """Owns slots, pages, KV lengths and the copies of logs that commits brought; one round of a group at a
+    time."""
 
     table = TABLE
     hello_state = HELLO
@@ -78,7 +79,7 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
     @property
     def slots(self) -> Slots | None:
         """None until configured."""
-        return self.rounds.slots if self.rounds is not None else None
+        return self.groups.slots if self.groups is not None else None
 
     def _is_current(self, message: Message) -> bool:
         match message:
@@ -120,7 +121,7 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
             return
         self._endpoint = event.endpoint
         self.state = SERVING
-        self.rounds = Rounds(
+        self.groups = Groups(
             self._configure, self.stamp, self._profile.vocab_size, self.options.join_s, self.counters
         )
         self.answer_configured(self._configure)
@@ -138,21 +139,21 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
 
     def join_draft(self, message: JoinDraft) -> None:
         """Ask for the draft's region in place of any earlier draft's, or answer again."""
-        assert self.rounds is not None
+        assert self.groups is not None
         draft = message.stamp.draft
         if draft in self._gone_drafts or draft == 0:
             self.count_stale(message)
         elif draft != self.draft:
             self._lose_draft()
             self.stamp = replace(self.stamp, draft=draft)
-            self.rounds.draft_joins(self.stamp)
+            self.groups.draft_joins(self.stamp)
             self.effects.append(ev.AllocateDraft(draft, message.kv_bytes_per_position))
         elif self._manifest:
             self.effects.append(ev.SendGateway(DraftRegion(self.stamp, self._manifest)))
 
     def offer_region(self, event: ev.RegionReady) -> None:
         """Export every slot's pages into the new region and offer its manifest."""
-        assert self.rounds is not None
+        assert self.groups is not None
         if event.draft != self.draft:
             self.count_stale(event)
             return
@@ -161,7 +162,7 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
             self._lose_draft()
             return
         self._manifest = event.manifest
-        self.rounds.export_all()
+        self.groups.export_all()
         self.effects.append(ev.SendGateway(DraftRegion(self.stamp, self._manifest)))
 
     def test_region(self, message: SelfTest) -> None:
@@ -170,11 +171,12 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
 
     def answer_self_test(self, event: ev.RegionTested) -> None:
         """Answer; after a good test verdicts go to the draft and its slots' pages wait for it."""
-        assert self.rounds is not None
+        assert self.groups is not None
         if event.draft != self.draft:
             self.count_stale(event)
             return
-        self.rounds.draft_tested |= event.ok
+        if event.ok:
+            self.groups.draft_passes()
         self.effects.append(ev.SendDraft(self.draft, SelfTestReply(self.stamp, event.nonce, event.ok)))
 
     def drop_draft(self, message: DraftGone) -> None:
@@ -184,10 +186,10 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Rounds]):
             self._lose_draft()
 
     def _lose_draft(self) -> None:
-        if not self.draft or self.rounds is None:
+        if not self.draft or self.groups is None:
             return
         self.effects.append(ev.FreeDraft(self.draft))
         self._gone_drafts.add(self.draft)
         self.stamp = replace(self.stamp, draft=0)
         self._manifest = b""
-        self.rounds.draft_gone(self.stamp)
+        self.groups.draft_gone(self.stamp)

@@ -28,11 +28,12 @@ class Planned:
 class Round:
     """Releases, commits, reservations and admissions are done when it is made; then work, then verdict rows.
 
-    acked: newest round that the draft has acknowledged, None without a draft.
+    acked: newest round of the group that the draft has acknowledged, None without a draft.
     """
 
     def __init__(self, verify: Verify, slots: Slots, acked: int | None, counters: Counter[str]) -> None:
         self.verify = verify
+        self.group = verify.group
         self.number = verify.round
         self._slots = slots
         self._acked = acked
@@ -43,17 +44,17 @@ class Round:
 
     def _release(self) -> None:
         for ended in self.verify.releases:
-            slot = self._slots.find(ended.request, ended.slot, ended.generation)
+            slot = self._slots.find(self.group, ended.request, ended.slot, ended.generation)
             if slot is not None:
                 slot.join(ended.commit)
                 self._slots.release(slot, self.number, self._acked)
         listed = {(row.request, row.slot, row.generation) for row in self.verify.live}
-        for slot in list(self._slots.live.values()):
+        for slot in self._slots.live_in(self.group):
             if (slot.request, slot.slot, slot.generation) not in listed:
                 self._slots.release(slot, self.number, self._acked)
 
     def _plan(self, row: LiveRow) -> Planned:
-        slot = self._slots.find(row.request, row.slot, row.generation)
+        slot = self._slots.find(self.group, row.request, row.slot, row.generation)
         if slot is None:
             return Planned(row, None, "unknown")
         joined = slot.join(row.commit)
@@ -89,11 +90,16 @@ class Round:
         return not row.verify or committed - 1 <= reached <= committed < self._slots.max_model_len
 
     def _admit(self, admit: Admit) -> AdmitAnswer:
-        slot = self._slots.admit(admit)
+        slot = self._slots.admit(self.group, admit)
         if isinstance(slot, str):
             return AdmitAnswer(admit.request, slot)
         allocated = self._slots.allocated(slot)
         return AdmitAnswer(slot.request, "ok", slot.slot, slot.generation, slot.cached, allocated)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the device has anything to do for it."""
+        return any(planned.status == "work" for planned in self.planned)
 
     def verifying(self) -> dict[int, Slot]:
         """Slots whose bonus token is verified in this round."""
@@ -120,7 +126,7 @@ class Round:
                 tree = self._tree(slot, pages, proposed.get(slot.slot))
                 planned.drafted = len(tree.tokens) - 1
                 trees.append(tree)
-        return RoundWork(self.verify.group, self.number, tuple(chunks), tuple(trees))
+        return RoundWork(self.group, self.number, tuple(chunks), tuple(trees))
 
     def _tree(self, slot: Slot, pages: tuple[int, ...], proposed: ProposalRow | None) -> TreeRows:
         base, slots = len(slot.ids), self._slots

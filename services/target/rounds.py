@@ -1,150 +1,163 @@
-"""The target's rounds under one configuration: which is due, its join with the proposal, its verdict."""
+"""The target's rounds of one group: which is due, its join with the proposal, its verdict."""
 
 from collections import Counter
+from dataclasses import dataclass
 
-from common.actors.table import Table
-from common.link.rounds import LinkRounds
-from common.messages.lifecycle import Configure
+from common.actors.table import Table, everywhere
+from common.link.rounds import QUEUED, RUNNING, LinkRounds
 from common.messages.rounds import Proposal, ProposalRow, Verdict, Verify
 from common.messages.stamp import Stamp
 from services.target import events as ev
 from services.target.proposals import usable_rows
 from services.target.round import Round
-from services.target.slots import Slot, Slots
+from services.target.slots import Slots
 from services.target.work import RoundResult
 
-IDLE, JOINING, RUNNING = STATES = ("idle", "joining", "running")
+IDLE, JOINING = "idle", "joining"
+STATES = (IDLE, JOINING, QUEUED, RUNNING)
+AT_WORK = (JOINING, QUEUED, RUNNING)
 
 TABLE = Table(
     STATES,
     {
-        Verify: {IDLE: "start_round", JOINING: "note_repeat", RUNNING: "note_repeat"},
-        Proposal: {IDLE: "take_proposal", JOINING: "take_proposal", RUNNING: "take_proposal"},
+        Verify: {IDLE: "start_round", **everywhere(AT_WORK, "note_repeat")},
+        Proposal: everywhere(STATES, "take_proposal"),
         ev.TimerFired: {JOINING: "stop_waiting"},
         ev.Executed: {RUNNING: "finish_round"},
     },
 )
 
 
+@dataclass(slots=True)
+class Serving:
+    """What the groups share under one configuration.
+
+    stamp: of what is said now; its draft is the one that a region is held for. draft_tested: that draft hears
+    verdicts, and pages wait for it. verdicts: how many were made.
+    """
+
+    slots: Slots
+    stamp: Stamp
+    vocab_size: int
+    draft_tested: bool = False
+    verdicts: int = 0
+
+
 class Rounds(LinkRounds[ev.Effect]):
     """One outstanding round at a time, each executed once.
 
-    stamp: of what is said now; its draft is the one that a region is held for. draft_tested: that draft hears
-    verdicts, and pages wait for it.
+    A round is queued when it has its proposal or has waited for it long enough; one that comes while the
+    round is still queued is taken too.
     """
 
     table = TABLE
 
-    def __init__(
-        self, configure: Configure, stamp: Stamp, vocab_size: int, join_s: float, counters: Counter[str]
-    ) -> None:
-        super().__init__(IDLE, join_s, counters)
-        self.slots = Slots(configure)
-        self.stamp = stamp
-        self.draft_tested = False
-        self._vocab_size = vocab_size
+    def __init__(self, group: int, serving: Serving, join_s: float, counters: Counter[str]) -> None:
+        super().__init__(group, IDLE, join_s, counters)
+        self._serving = serving
         self._draft_acked = 0
         self._last_round = 0
         self._round: Round | None = None
-        self._proposal: Proposal | None = None
+        self._early: Proposal | None = None
+        self._joined: Proposal | None = None
         self._draft_word = "none"
         self._verdict: Verdict | None = None
 
-    def draft_joins(self, stamp: Stamp) -> None:
-        """Another draft gets a region: it knows no slot yet and has acknowledged nothing."""
-        self.stamp = stamp
-        self.draft_tested = False
+    def forget_draft(self) -> None:
+        """Another draft, or none: it has acknowledged nothing, and its predecessor's proposals are void."""
         self._draft_acked = 0
-        self._proposal = None
+        self._early = self._joined = None
 
-    def draft_gone(self, stamp: Stamp) -> None:
-        """What waited for the draft is free; a round does not wait for it any longer."""
-        self.draft_joins(stamp)
-        self.slots.draft_gone()
+    def stop_joining(self) -> None:
+        """There is no draft any longer: a round does not wait for it."""
         if self.state == JOINING:
-            self._run("absent")
-
-    def export_all(self) -> None:
-        """Every slot's pages, for a new region."""
-        for slot in self.slots.live.values():
-            self._export(slot)
+            self._draft_word = "absent"
+            self.state = QUEUED
 
     def start_round(self, verify: Verify) -> None:
-        """Release, take commits, reserve, admit; then wait for the proposal or run. A repeat gets the last
-        verdict again."""
+        """Release, take commits, reserve, admit; then wait for the proposal, or for the device. A repeat gets
+        the last verdict again."""
         if self._verdict is not None and verify.round == self._verdict.round:
             self.counters["repeated:Verify"] += 1
             self.effects.append(ev.SendGateway(self._verdict))
             return
-        if verify.round != self._last_round + 1 or verify.group != 0:
+        if verify.round != self._last_round + 1:
             self.counters["stale:Verify"] += 1
             return
-        self._round = Round(verify, self.slots, self._acked, self.counters)
+        self._round = Round(verify, self._serving.slots, self._acked, self.counters)
         self._last_round = verify.round
         self._export_grown()
-        if self._proposal is not None and self._proposal.round < verify.round:
-            self._proposal = None
-        if not (verify.k and self.draft_tested and self._round.verifying()):
-            self._run("none")
-        elif self._proposal is not None:
-            self._run("used")
+        early, self._early, self._joined = self._early, None, None
+        self._draft_word = "none"
+        if not self._round.has_work:
+            self._conclude(RoundResult(self.group, verify.round, (), 0))
+        elif not (verify.k and self._serving.draft_tested and self._round.verifying()):
+            self.state = QUEUED
+        elif early is not None and early.round == verify.round:
+            self._join(early)
         else:
             self.state = JOINING
             self.wait_to_join()
 
-    def stop_waiting(self, event: ev.TimerFired) -> None:
+    def _join(self, proposal: Proposal) -> None:
+        self._joined = proposal
+        self._draft_word = "used"
+        self.state = QUEUED
+
+    def stop_waiting(self, _: ev.TimerFired) -> None:
         """Verify without the proposal if its deadline has passed."""
-        if self.has_waited(event):
-            self._run("absent")
+        if self.has_waited():
+            self.stop_joining()
 
     @property
     def _acked(self) -> int | None:
-        return self._draft_acked if self.draft_tested else None
+        return self._draft_acked if self._serving.draft_tested else None
 
     def note_repeat(self, verify: Verify) -> None:
         """The round is under way: its verdict will answer this too."""
         self.counters["repeated:Verify" if verify.round == self._last_round else "stale:Verify"] += 1
 
     def take_proposal(self, proposal: Proposal) -> None:
-        """Let go of pages that the draft has acknowledged; join the proposal if it is for this round or the
-        next."""
-        if proposal.group != 0 or not 0 <= proposal.acked <= self._last_round + 1:
+        """Let go of pages that the draft has acknowledged; join the proposal if it is for this round, which
+        the device has not begun, or for the next."""
+        if not 0 <= proposal.acked <= self._last_round + 1:
             self.counters["bad:Proposal"] += 1
             return
         if proposal.acked > self._draft_acked:
             self._draft_acked = proposal.acked
-            self.slots.acknowledge(proposal.acked)
-        if self.state == JOINING and proposal.round == self._last_round:
-            self._proposal = proposal
-            self._run("used")
-        elif proposal.round == self._last_round + 1 and self._proposal_is_older_than(proposal.round):
-            self._proposal = proposal
-        elif self.state == RUNNING and proposal.round == self._last_round and self._draft_word == "absent":
+            self._serving.slots.acknowledge(self.group, proposal.acked)
+        is_current = proposal.round == self._last_round
+        if is_current and self._waits_for_proposal:
+            self._join(proposal)
+        elif proposal.round == self._last_round + 1 and self._early_is_older_than(proposal.round):
+            self._early = proposal
+        elif is_current and self.state == RUNNING and self._draft_word == "absent":
             self._draft_word = "late"
         elif proposal.rows:
             self.counters["stale:Proposal"] += 1
 
-    def _proposal_is_older_than(self, round_: int) -> bool:
-        return self._proposal is None or self._proposal.round < round_
+    @property
+    def _waits_for_proposal(self) -> bool:
+        return self.state == JOINING or (self.state == QUEUED and self._draft_word == "absent")
 
-    def _run(self, draft_word: str) -> None:
-        """draft_word: as in Verdict.draft; used when the proposal at hand is this round's."""
+    def _early_is_older_than(self, round_: int) -> bool:
+        return self._early is None or self._early.round < round_
+
+    def use_device(self) -> None:
         assert self._round is not None
         rows: dict[int, ProposalRow] = {}
-        if draft_word == "used" and self._proposal is not None:
-            nodes = min(self._round.verify.k + 1, self.slots.max_nodes)
-            rows, faults = usable_rows(self._proposal, self._round.verifying(), nodes, self._vocab_size)
+        proposal, self._joined = self._joined, None
+        if self._draft_word == "used" and proposal is not None:
+            nodes = min(self._round.verify.k + 1, self._serving.slots.max_nodes)
+            vocab_size = self._serving.vocab_size
+            rows, faults = usable_rows(proposal, self._round.verifying(), nodes, vocab_size)
             self.counters.update(f"bad_row:{reason}" for reason in faults)
             if not any(len(row.tokens) > 1 for row in rows.values()):
-                draft_word = "empty"
-            self._proposal = None
-        self._draft_word = draft_word
+                self._draft_word = "empty"
+        elif self._draft_word == "used":
+            self._draft_word = "absent"
         self.state = RUNNING
-        work = self._round.work(rows)
-        if work.chunks or work.trees:
-            self.effects.append(ev.Run(work))
-        else:
-            self._conclude(RoundResult(work.group, work.round, (), 0))
+        self.effects.append(ev.Run(self._round.work(rows)))
 
     def finish_round(self, event: ev.Executed[RoundResult]) -> None:
         """Turn the device's result into the verdict, with the next round's pages reserved before it is
@@ -153,31 +166,31 @@ class Rounds(LinkRounds[ev.Effect]):
 
     def _conclude(self, result: RoundResult) -> None:
         assert self._round is not None
+        serving = self._serving
         rows = self._round.verdict_rows(result)
         self._export_grown()
+        serving.verdicts += 1
         self._verdict = Verdict(
-            self.stamp,
-            self._round.verify.group,
+            serving.stamp,
+            self.group,
             self._last_round,
             rows,
             self._round.admitted,
             self._draft_word,
-            self.slots.cache.available,
-            self.slots.retiring_pages,
+            serving.slots.cache.available,
+            serving.slots.retiring_pages,
             result.elapsed_us,
             result.error,
+            serving.verdicts,
         )
         self._round = None
         self.finished += 1
         self.state = IDLE
         self.effects.append(ev.SendGateway(self._verdict))
-        if self.draft_tested:
-            self.effects.append(ev.SendDraft(self.stamp.draft, self._verdict))
+        if serving.draft_tested:
+            self.effects.append(ev.SendDraft(serving.stamp.draft, self._verdict))
 
     def _export_grown(self) -> None:
-        for slot in self.slots.grown:
-            self._export(slot)
-        self.slots.grown.clear()
-
-    def _export(self, slot: Slot) -> None:
-        self.effects.append(ev.ExportRow(slot.slot, tuple(slot.pages)))
+        grown = self._serving.slots.grown
+        self.effects += [ev.ExportRow(slot.slot, tuple(slot.pages)) for slot in grown]
+        grown.clear()

@@ -6,13 +6,15 @@ of its slots, shared or not. Why that is safe:
 
 * Text comes from the target's KV alone, and the target writes to no page that is in the cache.
 * A page is given out for other ids only when no slot holds it, and a slot's hold ends with the draft's
-  acknowledgement.
+  acknowledgement of the round, of the slot's group, that released it.
 * A new holder's drafter KV is computed from position 0, whatever the page holds. The draft's device does one
   work at a time. Work under an older live set ends before the new holder's begins; afterwards every log that
-  is worked on holds the ids of the shared page, so what it writes there are the same bits.
+  is worked on holds the ids of the shared page, so what it writes there are the same bits. For a log of
+  another group that is so because the new holder's Propose names the newest one of every group
+  (`Propose.sent`), and the draft starts no work for a group of which it has missed one.
 """
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.kv.lengths import pages_for, step_positions
@@ -36,6 +38,7 @@ class Slot:
 
     slot: int
     generation: int
+    group: int
     request: int
     sampling: SamplingParams
     ids: list[int]
@@ -67,8 +70,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Retiring:
-    """Pages of a slot that ended with `round`; the draft may still write to their drafter KV."""
+    """Pages of a slot that ended with `round` of its group; the draft may still write to their drafter KV."""
 
+    group: int
     round: int
     slot: int
     pages: tuple[int, ...]
@@ -86,13 +90,19 @@ class Slots:
         self.max_nodes = configure.max_nodes
         self.max_model_len = configure.max_model_len
         self.live: dict[int, Slot] = {}
-        self.retiring: deque[Retiring] = deque()
-        self.retiring_pages = 0
+        self.retiring: list[Retiring] = []
         self.grown: list[Slot] = []
 
-    def find(self, request: int, slot: int, generation: int) -> Slot | None:
+    @property
+    def retiring_pages(self) -> int:
+        return sum(len(entry.pages) for entry in self.retiring)
+
+    def live_in(self, group: int) -> list[Slot]:
+        return [slot for slot in self.live.values() if slot.group == group]
+
+    def find(self, group: int, request: int, slot: int, generation: int) -> Slot | None:
         found = self.live.get(slot)
-        if found is None or found.request != request or found.generation != generation:
+        if found is None or (found.group, found.request, found.generation) != (group, request, generation):
             return None
         return found
 
@@ -117,7 +127,7 @@ class Slots:
         self.grown.append(slot)
         return True
 
-    def admit(self, admit: Admit) -> Slot | str:
+    def admit(self, group: int, admit: Admit) -> Slot | str:
         """A slot with pages for the whole log and its first step, or the status that says why not."""
         committed = len(admit.ids)
         capacity = (self.pool.pages - 1) * self.pool.page_size
@@ -140,6 +150,7 @@ class Slots:
         self.live[slot] = Slot(
             slot,
             generation,
+            group,
             admit.request,
             admit.sampling,
             list(admit.ids),
@@ -166,29 +177,27 @@ class Slots:
         return len(slot.chain) * self.pool.page_size
 
     def release(self, slot: Slot, round_: int, acked: int | None) -> None:
-        """End a tenancy. acked: newest round that the draft has acknowledged, None without a draft."""
+        """End a tenancy with this round of its group. acked: newest round of the group that the draft has
+        acknowledged, None without a draft."""
         del self.live[slot.slot]
         self.settle(slot)
-        entry = Retiring(round_, slot.slot, tuple(slot.pages), slot.chain)
+        entry = Retiring(slot.group, round_, slot.slot, tuple(slot.pages), slot.chain)
         if acked is None or acked >= round_:
             self._give_back(entry)
         else:
             self.retiring.append(entry)
-            self.retiring_pages += len(entry.pages)
 
-    def acknowledge(self, acked: int) -> None:
-        """The draft holds nothing of slots that ended with round `acked` or before."""
-        while self.retiring and self.retiring[0].round <= acked:
-            self._retire_first()
+    def acknowledge(self, group: int, acked: int) -> None:
+        """The draft holds nothing of slots that ended with round `acked` of the group or before."""
+        self._retire([one for one in self.retiring if one.group == group and one.round <= acked])
 
     def draft_gone(self) -> None:
-        while self.retiring:
-            self._retire_first()
+        self._retire(list(self.retiring))
 
-    def _retire_first(self) -> None:
-        entry = self.retiring.popleft()
-        self.retiring_pages -= len(entry.pages)
-        self._give_back(entry)
+    def _retire(self, entries: Sequence[Retiring]) -> None:
+        for entry in entries:
+            self.retiring.remove(entry)
+            self._give_back(entry)
 
     def _give_back(self, entry: Retiring) -> None:
         self.cache.enter(entry.pages, entry.chain)

@@ -1,5 +1,6 @@
 """Machines brought to the state that a rule speaks of, and short spellings of what they are told."""
 
+from collections import Counter
 from itertools import count
 
 from common.messages.lifecycle import (
@@ -86,14 +87,16 @@ def of(effects: list, kind: type) -> list:
 class TargetBench:
     """A configured target. pages counts page 0."""
 
-    def __init__(self, pages: int = 20, page_size: int = 4, with_draft: bool = False) -> None:
+    def __init__(
+        self, pages: int = 20, page_size: int = 4, with_draft: bool = False, groups: int = 1
+    ) -> None:
         ids = count(100)
         self.now = 0.0
         self.link = TargetLink(target_hello(), TargetOptions(), lambda: next(ids))
         self.feed(tev.Start())
-        self.round = 0
+        self.rounds: Counter[int] = Counter()
         self.draft = 0
-        self.tell(Configure(EPOCH, self.link.incarnation, pages, page_size, 9, 40, 4))
+        self.tell(Configure(EPOCH, self.link.incarnation, pages, page_size, 9, 40, 4, groups))
         self.feed(tev.PoolReady(self.link.incarnation, "endpoint"))
         if with_draft:
             self.join(DRAFT)
@@ -115,25 +118,30 @@ class TargetBench:
     def tell(self, message: Message) -> list:
         return self.feed(tev.Received(message))
 
-    def verify(self, live=(), admits=(), releases=(), k: int = 0) -> Verify:
-        """The next round."""
-        self.round += 1
-        return Verify(self.stamp, 0, self.round, k, list(live), list(admits), list(releases))
+    @property
+    def round(self) -> int:
+        """The latest round of group 0."""
+        return self.rounds[0]
 
-    def admit(self, request: int, ids: list[int]) -> AdmitAnswer:
+    def verify(self, live=(), admits=(), releases=(), k: int = 0, group: int = 0) -> Verify:
+        """The next round of the group."""
+        self.rounds[group] += 1
+        return Verify(self.stamp, group, self.rounds[group], k, list(live), list(admits), list(releases))
+
+    def admit(self, request: int, ids: list[int], group: int = 0) -> AdmitAnswer:
         """Admit into the slots at hand, with everything that is live kept idle."""
         live = [
             LiveRow(one.request, one.slot, one.generation, Commit(len(one.ids), []), 0, 0, False)
-            for one in self.link.slots.live.values()
+            for one in self.link.slots.live_in(group)
         ]
-        effects = self.tell(self.verify(live, admits=[Admit(request, ids, GREEDY)]))
+        effects = self.tell(self.verify(live, admits=[Admit(request, ids, GREEDY)], group=group))
         return messages(effects, Verdict)[0].admitted[0]
 
     def execute(self, effects: list, ids: dict[int, tuple[int, ...]], error: str = "") -> list:
         """Finish the Run among the effects; ids by slot."""
         work = of(effects, tev.Run)[0].work
         trees = tuple(TreeResult(tree.slot, ids[tree.slot]) for tree in work.trees if not error)
-        return self.feed(tev.Executed(RoundResult(0, work.round, trees, 10, error)))
+        return self.feed(tev.Executed(RoundResult(work.group, work.round, trees, 10, error)))
 
 
 def decode_row(answer: AdmitAnswer, ids: list[int], start: int, chunk: tuple[int, int] = (0, 0)) -> LiveRow:
@@ -144,14 +152,14 @@ def decode_row(answer: AdmitAnswer, ids: list[int], start: int, chunk: tuple[int
 class DraftBench:
     """A draft that is attached and tested."""
 
-    def __init__(self, kv_bytes_per_position: int = 1) -> None:
+    def __init__(self, kv_bytes_per_position: int = 1, groups: int = 1) -> None:
         ids = count(100)
         self.now = 0.0
         profile = draft_hello(kv_bytes_per_position=kv_bytes_per_position)
         self.link = DraftLink(profile, DraftOptions(), lambda: next(ids))
         self.feed(dev.Start())
         self.stamp = Stamp(EPOCH, 500, self.link.incarnation)
-        self.configure = ConfigureDraft(self.stamp, "endpoint", b"manifest", 20, 4, 9, 40, 4)
+        self.configure = ConfigureDraft(self.stamp, "endpoint", b"manifest", 20, 4, 9, 40, 4, groups)
         self.tell(self.configure)
         effects = self.feed(dev.Attached(self.link.incarnation))
         nonce = messages(effects, SelfTest)[0].nonce
@@ -164,11 +172,13 @@ class DraftBench:
     def tell(self, message: Message) -> list:
         return self.feed(dev.Received(message))
 
-    def propose(self, round_: int, rows: list[ProposeRow], k: int = 3) -> list:
-        return self.tell(Propose(self.stamp, 0, round_, k, rows))
+    def propose(
+        self, round_: int, rows: list[ProposeRow], k: int = 3, group: int = 0, sent: tuple[int, ...] = ()
+    ) -> list:
+        return self.tell(Propose(self.stamp, group, round_, k, rows, list(sent)))
 
-    def verdict(self, round_: int, rows: list[VerdictRow]) -> list:
-        return self.tell(Verdict(self.stamp, 0, round_, rows, [], "used", 5, 0, 10))
+    def verdict(self, round_: int, rows: list[VerdictRow], group: int = 0) -> list:
+        return self.tell(Verdict(self.stamp, group, round_, rows, [], "used", 5, 0, 10))
 
 
 def propose_row(
@@ -202,9 +212,9 @@ class GatewayBench:
         }
         ids = count(1)
         self.now = 0.0
+        self.rounds: Counter[int] = Counter()
         self.gateway = Coordinator(CoordinatorOptions(**{**known, **options}), FixedK(3), lambda: next(ids))
         self.sinks: dict[int, Sink] = {}
-        self.round = 0
         self.feed(gev.Start())
         self.serve(500)
         if with_draft:
@@ -228,7 +238,7 @@ class GatewayBench:
         """A target comes and is configured."""
         self.target = incarnation
         self.draft = 0
-        self.round = 0
+        self.rounds.clear()
         effects = self.tell(target_hello(incarnation, **hello))
         return effects + self.tell(Configured(self.gateway.epoch, incarnation, "endpoint"))
 
@@ -249,17 +259,26 @@ class GatewayBench:
         return self.feed(gev.Submit(request, tuple(prompt), GREEDY, max_tokens, sink, priority))
 
     def answer(
-        self, rows=(), admitted=(), draft: str = "none", free: int = 20, retiring: int = 0, error: str = ""
+        self,
+        rows=(),
+        admitted=(),
+        draft: str = "none",
+        free: int = 20,
+        retiring: int = 0,
+        error: str = "",
+        group: int = 0,
     ) -> list:
-        """The verdict of the round that is awaited."""
-        self.round += 1
-        return self.tell(self.verdict(rows, admitted, draft, free, retiring, error))
+        """The verdict of the round that is awaited in the group."""
+        self.rounds[group] += 1
+        return self.tell(self.verdict(rows, admitted, draft, free, retiring, error, group=group))
 
     def verdict(
-        self, rows=(), admitted=(), draft="none", free=20, retiring=0, error="", round_=None
+        self, rows=(), admitted=(), draft="none", free=20, retiring=0, error="", round_=None, group=0
     ) -> Verdict:
-        number = self.round if round_ is None else round_
-        return Verdict(self.stamp, 0, number, list(rows), list(admitted), draft, free, retiring, 10, error)
+        number = self.rounds[group] if round_ is None else round_
+        return Verdict(
+            self.stamp, group, number, list(rows), list(admitted), draft, free, retiring, 10, error
+        )
 
     def run_prompt(self, request: int, prompt: list[int], **submit: object) -> list:
         """Submit alone, admit to slot `request` and compute the prompt; the bonus token's verify row is asked

@@ -64,6 +64,7 @@ class Simulator:
             max_rows=world.max_rows,
             chunk_rows=world.chunk_rows,
             max_nodes=world.k + 1,
+            groups=world.groups,
             silence_s=2.0,
             resend_s=0.2,
             round_timeout_s=10.0,
@@ -144,14 +145,15 @@ class Simulator:
         gateway, target = self.gateway, self.target
         if self.now < self.world.span_s or not all(job.ended for job in self.jobs.values()):
             return False
-        if gateway.state != "idle" or target is None or target.machine.slots is None or target.hung:
+        resting = all(group.state == "idle" for group in gateway.groups)
+        if not resting or target is None or target.machine.slots is None or target.hung:
             return False
         if self.draft is not None and self.draft.alive and not self.draft.hung and not gateway.draft_ready:
             return False
         if gateway.requests.by_id or gateway.requests.waiting or gateway.requests.live:
             raise Violation(f"the gateway keeps {gateway.requests.by_id} of requests that have ended")
         slots = target.machine.slots
-        if not gateway.target_ready or gateway.requests.releases:
+        if not gateway.target_ready or any(gateway.requests.releases.values()):
             return False
         if slots.live or slots.retiring:
             raise Violation("the gateway rests while the target holds slots or waits for pages")
@@ -163,7 +165,8 @@ class Simulator:
 
     def _unfinished(self) -> str:
         left = [number for number, job in self.jobs.items() if not job.ended]
-        return f"requests {left}, gateway {self.gateway.state}, {self.gateway.counters}"
+        states = [group.state for group in self.gateway.groups]
+        return f"requests {left}, groups {states}, {self.gateway.counters}"
 
     def _step(self, what: tuple) -> None:
         kind = what[0]
@@ -318,7 +321,7 @@ class Simulator:
             self.watch.target(process)
         else:
             self.watch.logs(
-                (process.machine.rounds.logs.values() if process.machine.rounds else ()),
+                (process.machine.groups.logs if process.machine.groups else ()),
                 process.machine.stamp.epoch,
             )
 

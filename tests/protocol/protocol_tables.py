@@ -8,13 +8,13 @@ from pathlib import Path
 from common.actors.table import render
 from services.draft import link as draft_link
 from services.draft import rounds as draft_rounds
-from services.gateway import coordinator, pair
+from services.gateway import group, pair
 from services.target import link as target_link
 from services.target import rounds as target_rounds
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 TABLES = {
-    "gateway: the round": (coordinator.ROUND_TABLE, coordinator.Coordinator),
+    "gateway: the round": (group.ROUND_TABLE, group.Group),
     "gateway: the target": (pair.TARGET_TABLE, pair.Pair),
     "gateway: the draft": (pair.DRAFT_TABLE, pair.Pair),
     "target": (target_link.TABLE, target_link.TargetLink),

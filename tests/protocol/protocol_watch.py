@@ -8,7 +8,8 @@ from toy_model import EOS, Violation, chain_of
 from common.messages.rounds import Verdict, Verify
 from services.draft.work import DraftWork
 from services.gateway import events as gev
-from services.gateway.coordinator import MAX_STRIKES, Coordinator
+from services.gateway.coordinator import Coordinator
+from services.gateway.lifetimes import MAX_STRIKES
 from services.target.slots import Slots
 from services.target.work import RoundWork
 
@@ -22,7 +23,7 @@ class Watch:
         self.counters = counters
         self.jobs: dict[int, Job] = {}
         self._pages: dict[tuple[int, int, int], tuple[int, ...]] = {}
-        self._work: frozenset[int] = frozenset()
+        self._work: dict[int, frozenset[int]] = {}
         self._cached: dict[int, frozenset[int]] = {}
 
     def gateway_effects(self, event: gev.Event, effects: list) -> None:
@@ -44,16 +45,19 @@ class Watch:
 
     def _watch_verify(self, verify: Verify) -> None:
         working = {row.request for row in verify.live if row.verify or row.chunk_end > row.chunk_start}
-        self._work = frozenset(working | {admit.request for admit in verify.admits})
+        self._work[verify.group] = frozenset(working | {admit.request for admit in verify.admits})
 
     def _blame(self, event: gev.Event, effects: list) -> None:
-        blamed = False
-        if isinstance(event, gev.Received) and isinstance(event.message, Verdict) and event.message.error:
-            blamed = event.message.stamp.target == self.gateway._target
-        blamed = blamed or any(isinstance(effect, gev.TargetLost) for effect in effects)
-        if blamed:
-            for number in self._work:
-                self.jobs[number].blamed += 1
+        blamed: frozenset[int] = frozenset()
+        if isinstance(event, gev.Received) and isinstance(event.message, Verdict):
+            verdict = event.message
+            if verdict.error and verdict.stamp.target == self.gateway.target:
+                blamed = self._work.get(verdict.group, frozenset())
+        if any(isinstance(effect, gev.TargetLost) for effect in effects):
+            blamed = frozenset().union(*self._work.values())
+            self._work.clear()
+        for number in blamed:
+            self.jobs[number].blamed += 1
 
     def _watch_emit(self, effect: gev.Emit) -> None:
         job = self.jobs[effect.request]
@@ -109,8 +113,8 @@ class Watch:
         for tree in work.trees:
             slot = slots.live[tree.slot]
             job = self.gateway.requests.by_id.get(slot.request)
-            current = machine.epoch == self.gateway.epoch and machine.incarnation == self.gateway._target
-            if job is None or not current or self.gateway.state != "verifying":
+            current = machine.epoch == self.gateway.epoch and machine.incarnation == self.gateway.target
+            if job is None or not current or self.gateway.groups[work.group].state != "verifying":
                 continue
             if tree.base != len(job.ids) or tree.tokens[0] != job.ids[-1]:
                 raise Violation(

@@ -46,6 +46,7 @@ class World:
     span_s: float
     sharing: float
     common: tuple[int, ...]
+    groups: int
 
 
 def draw_world(rng: random.Random) -> World:
@@ -87,6 +88,7 @@ def draw_world(rng: random.Random) -> World:
         span_s=rng.choice((0.05, 0.5)),
         sharing=rng.choice((0.0, 0.7, 1.0)),
         common=tuple(rng.randrange(1, VOCAB) for _ in range(18)),
+        groups=rng.choice((1, 2)),
     )
 
 

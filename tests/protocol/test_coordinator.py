@@ -149,7 +149,7 @@ def test_the_last_round_releases_with_the_final_ids_and_then_nothing_happens() -
     assert verify.live == []
     assert [(one.request, one.commit) for one in verify.releases] == [(1, Commit(3, [4]))]
     assert gateway.answer() == []
-    assert gateway.gateway.state == "idle"
+    assert gateway.gateway.groups[0].state == "idle"
 
 
 def test_rounds_go_on_slowly_while_pages_wait_for_the_draft() -> None:
@@ -158,7 +158,7 @@ def test_rounds_go_on_slowly_while_pages_wait_for_the_draft() -> None:
     gateway.answer([ok_row(1, 3, [4])])
     (timer,) = of(gateway.answer(retiring=1), ev.SetTimer)
     gateway.now = timer.at
-    assert verify_of(gateway.feed(ev.TimerFired("pause"))).live == []
+    assert verify_of(gateway.feed(ev.TimerFired("pause:0"))).live == []
     (longer,) = of(gateway.answer(retiring=1), ev.SetTimer)
     assert longer.at - gateway.now > timer.at
 
@@ -208,7 +208,7 @@ def test_requests_run_first_come_first_served_within_a_priority() -> None:
     gateway.submit(3, [3])
     gateway.submit(4, [4])
     gateway.answer([ok_row(1, 1, [9])])
-    assert [admit.request for admit in gateway.gateway._round.verify.admits] == [3]
+    assert [admit.request for admit in gateway.gateway.groups[0].round.verify.admits] == [3]
 
 
 def test_no_more_requests_run_than_max_num_seqs() -> None:
@@ -248,7 +248,7 @@ def test_a_round_in_which_nothing_moved_is_followed_by_a_pause() -> None:
     gateway = two_running()
     effects = gateway.answer([row(1, "no_room", 3, kv=2), row(2, "no_room", 1)], free=0, retiring=1)
     assert messages(effects, Verify) == []
-    assert [timer.name for timer in of(effects, ev.SetTimer)] == ["pause"]
+    assert [timer.name for timer in of(effects, ev.SetTimer)] == ["pause:0"]
 
 
 def test_a_released_request_is_not_admitted_into_the_last_free_pages() -> None:
@@ -271,30 +271,30 @@ def test_an_admission_without_room_waits_in_its_place() -> None:
     gateway.answer([ok_row(1, 4, [5])])
     gateway.answer([ok_row(1, 5, [6])], admitted=[AdmitAnswer(2, "no_room")])
     assert [one.request for one in gateway.gateway.requests.waiting] == []
-    assert [admit.request for admit in gateway.gateway._round.verify.admits] == [2]
+    assert [admit.request for admit in gateway.gateway.groups[0].round.verify.admits] == [2]
 
 
 def test_a_verify_without_an_answer_is_sent_again_as_it_was() -> None:
     gateway = GatewayBench()
     first = verify_of(gateway.submit(1, [1, 2, 3]))
     gateway.now = 0.5
-    assert gateway.feed(ev.TimerFired("verify")) == []
+    assert gateway.feed(ev.TimerFired("verify:0")) == []
     gateway.now = 1.0
-    assert verify_of(gateway.feed(ev.TimerFired("verify"))) is first
+    assert verify_of(gateway.feed(ev.TimerFired("verify:0"))) is first
 
 
 def test_a_target_that_does_not_finish_a_round_is_lost() -> None:
     gateway = GatewayBench()
     gateway.submit(1, [1, 2, 3])
     gateway.now = 60.0
-    assert of(gateway.feed(ev.TimerFired("verify")), ev.TargetLost)
+    assert of(gateway.feed(ev.TimerFired("verify:0")), ev.TargetLost)
 
 
 def test_a_gap_is_filled_from_the_log() -> None:
     gateway = running()
     gateway.answer([row(1, "gap", 3, kv=2)])
     gateway.now = 1.0
-    (live,) = verify_of(gateway.feed(ev.TimerFired("pause"))).live
+    (live,) = verify_of(gateway.feed(ev.TimerFired("pause:0"))).live
     assert live.commit == Commit(3, [4])
 
 
@@ -302,7 +302,7 @@ def test_a_slot_that_the_target_does_not_know_is_admitted_again() -> None:
     gateway = running()
     gateway.answer([VerdictRow(1, 1, 1, "unknown", 0, 0, 0, [])])
     gateway.now = 1.0
-    verify = verify_of(gateway.feed(ev.TimerFired("pause")))
+    verify = verify_of(gateway.feed(ev.TimerFired("pause:0")))
     assert [(admit.request, admit.ids) for admit in verify.admits] == [(1, [1, 2, 3, 4])]
 
 

@@ -166,9 +166,9 @@ def test_a_propose_waits_for_the_verdict_of_the_round_before() -> None:
 def test_a_verdict_that_does_not_come_is_waited_for_until_the_deadline() -> None:
     draft = drafting()
     draft.propose(2, [propose_row([4], start=3)])
-    assert not of(draft.feed(ev.TimerFired("join")), ev.Run)
+    assert not of(draft.feed(ev.TimerFired("join:0")), ev.Run)
     draft.now = 0.005
-    assert of(draft.feed(ev.TimerFired("join")), ev.Run)
+    assert of(draft.feed(ev.TimerFired("join:0")), ev.Run)
 
 
 def test_the_first_propose_of_a_draft_waits_for_nothing() -> None:
@@ -216,7 +216,7 @@ def test_a_failed_work_makes_all_drafter_state_invalid() -> None:
 def test_a_verdict_never_moves_the_log() -> None:
     draft = drafting()
     draft.verdict(1, [accepted(3, [4, 9])])
-    assert draft.link.rounds.logs[3].ids == [1, 2, 3]
+    assert [log.ids for log in draft.link.groups.logs] == [[1, 2, 3]]
 
 
 def test_a_verdict_row_for_another_tenancy_is_ignored() -> None:

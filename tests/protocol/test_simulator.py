@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import protocol_simulator
 import pytest
@@ -13,8 +14,9 @@ from services.draft.link import DraftLink
 from services.draft.logs import DraftLog
 from services.draft.rounds import Rounds as DraftRounds
 from services.gateway import commit as commit_module
-from services.gateway import coordinator as coordinator_module
-from services.gateway.coordinator import MAX_STRIKES, Coordinator
+from services.gateway import group as group_module
+from services.gateway.group import Group
+from services.gateway.lifetimes import MAX_STRIKES, Lifetimes
 from services.gateway.requests import Requests
 from services.target import proposals
 from services.target.link import TargetLink
@@ -128,7 +130,7 @@ def test_the_simulator_catches_a_leaked_page(monkeypatch: pytest.MonkeyPatch) ->
     original = Slots._give_back
 
     def leak(self: Slots, entry) -> None:
-        original(self, type(entry)(entry.round, entry.slot, entry.pages[:-1], entry.chain))
+        original(self, replace(entry, pages=entry.pages[:-1]))
 
     monkeypatch.setattr(Slots, "_give_back", leak)
     assert "pages held" in caught()
@@ -154,13 +156,13 @@ def test_the_simulator_catches_a_repeat_that_is_executed_again(monkeypatch: pyte
 
 
 def test_the_simulator_catches_a_verdict_of_another_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_is_awaited", lambda self, verdict: True)
+    monkeypatch.setattr(Group, "_is_awaited", lambda self, verdict: True)
     caught()
 
 
 def test_the_simulator_catches_a_base_that_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Coordinator, "_is_awaited", lambda self, verdict: True)
-    monkeypatch.setattr(coordinator_module, "continues", lambda request, row: bool(row.ids))
+    monkeypatch.setattr(Group, "_is_awaited", lambda self, verdict: True)
+    monkeypatch.setattr(group_module, "continues", lambda request, row: bool(row.ids))
     assert "token" in caught()
 
 
@@ -225,16 +227,16 @@ def test_the_simulator_catches_a_draft_that_detaches_at_work(monkeypatch: pytest
 
 
 def test_the_simulator_catches_a_gateway_that_does_not_resend(monkeypatch: pytest.MonkeyPatch) -> None:
-    def patient(self: Coordinator, event) -> None:
-        self.set_timer("verify", self.now + 1.0)
+    def patient(self: Group, event) -> None:
+        self.set_timer(f"verify:{self.number}", self.now + 1.0)
 
-    monkeypatch.setattr(Coordinator, "verify_again", patient)
+    monkeypatch.setattr(Group, "verify_again", patient)
     caught()
 
 
 def test_the_simulator_catches_a_gateway_that_never_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol_simulator, "QUIET_S", 20.0)
-    monkeypatch.setattr(Coordinator, "_make_room", lambda self, verdict: False)
+    monkeypatch.setattr(Group, "_make_room", lambda self, verdict: False)
     assert "not drained" in caught()
 
 
@@ -250,31 +252,36 @@ def test_the_simulator_catches_a_last_round_that_is_left_out(monkeypatch: pytest
 
 
 def test_the_simulator_catches_a_replay_of_everyone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_module, "choose_workers", lambda requests, admitted: requests.in_order())
+    monkeypatch.setattr(Group, "_must_wait", lambda self: False)
     monkeypatch.setattr(
-        coordinator_module,
+        group_module,
+        "choose_workers",
+        lambda requests, admitted, group: [one for one in requests.in_order() if one.group == group],
+    )
+    monkeypatch.setattr(
+        group_module,
         "choose_admissions",
-        lambda requests, limits, free: requests.waiting[: limits.max_num_seqs - len(requests.live)],
+        lambda requests, limits, *_: requests.waiting[: limits.max_num_seqs - len(requests.seated)],
     )
     assert "more than one request failed" in caught(forward_errors=0.3)
 
 
 def test_the_simulator_catches_a_request_that_is_failed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Coordinator._strike
+    original = Lifetimes.strike
 
-    def severe(self: Coordinator, request, error: str) -> None:
+    def severe(self: Lifetimes, request, error: str) -> None:
         request.strikes += MAX_STRIKES
         request.struck_at = (len(request.ids), request.kv)
         original(self, request, error)
 
-    monkeypatch.setattr(Coordinator, "_strike", severe)
+    monkeypatch.setattr(Lifetimes, "strike", severe)
     assert "after 1 accidents" in caught()
 
 
 def test_the_simulator_catches_kv_that_is_taken_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Round, "_joins_on", lambda self, planned, slot: True)
     monkeypatch.setattr(Requests, "go_live", _with_kv_of_the_tenancy_before(Requests.go_live))
-    assert "position" in caught()
+    assert "position" in caught(sharing=0.0)
 
 
 def _with_kv_of_the_tenancy_before(original: Callable) -> Callable:

@@ -25,7 +25,7 @@ def test_the_simulator_catches_pages_that_are_named_by_their_place_and_own_ids_a
 
     monkeypatch.setattr(prefix_cache, "extend_chain", forgetful)
     monkeypatch.setattr(slots_module, "extend_chain", forgetful)
-    assert "was due" in caught(**ALIKE)
+    assert "was due" in caught(page_size=1, pages=80, **ALIKE)
 
 
 def test_the_simulator_catches_a_hit_that_takes_the_bonus_token_in(monkeypatch: pytest.MonkeyPatch) -> None:

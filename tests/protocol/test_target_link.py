@@ -101,7 +101,7 @@ def test_a_timer_of_an_earlier_configuration_does_nothing_while_the_pool_is_made
     target = TargetBench()
     target.tell(StartOver(EPOCH, target.link.incarnation))
     target.tell(Configure(EPOCH, target.link.incarnation, 20, 4, 9, 40, 4))
-    assert target.feed(ev.TimerFired("join")) == []
+    assert target.feed(ev.TimerFired("join:0")) == []
     assert messages(target.feed(ev.TimerFired("tick")), Heartbeat)
 
 
@@ -250,7 +250,7 @@ def test_a_round_is_executed_once_and_a_repeat_gets_the_same_verdict() -> None:
 @pytest.mark.parametrize("ahead", [-1, 2])
 def test_a_round_out_of_order_is_dropped(ahead: int) -> None:
     target, answer = decoding()
-    target.round += ahead - 1
+    target.rounds[0] += ahead - 1
     assert target.tell(target.verify([decode_row(answer, [], 5)])) == []
     assert target.link.counters["stale:Verify"] == 1
 
@@ -322,9 +322,9 @@ def test_a_proposal_may_come_before_its_round() -> None:
 def test_at_the_deadline_the_target_verifies_without_a_proposal() -> None:
     target, answer = decoding(with_draft=True)
     target.tell(target.verify([decode_row(answer, [], 5)], k=3))
-    assert not of(target.feed(ev.TimerFired("join")), ev.Run)
+    assert not of(target.feed(ev.TimerFired("join:0")), ev.Run)
     target.now = 0.05
-    effects = target.feed(ev.TimerFired("join"))
+    effects = target.feed(ev.TimerFired("join:0"))
     assert of(effects, ev.Run)[0].work.trees[0].tokens == (5,)
     assert messages(target.execute(effects, {answer.slot: (6,)}), Verdict)[0].draft == "absent"
 
@@ -333,7 +333,7 @@ def test_a_proposal_after_the_deadline_is_late_and_not_verified() -> None:
     target, answer = decoding(with_draft=True)
     target.tell(target.verify([decode_row(answer, [], 5)], k=3))
     target.now = 0.05
-    running = target.feed(ev.TimerFired("join"))
+    running = target.feed(ev.TimerFired("join:0"))
     assert target.tell(proposal(target, answer, [5, 6])) == []
     assert messages(target.execute(running, {answer.slot: (6,)}), Verdict)[0].draft == "late"
 

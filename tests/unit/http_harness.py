@@ -12,11 +12,13 @@ import httpx
 from fake_engine import FakeEngine
 from tiny_tokenizer import TinyTokenizer
 
+from common.messages.lifecycle import Heartbeat
 from services.gateway.http.app import HttpApp, create_app
 from services.gateway.http.metrics import EngineGauges, GatewayMetrics, MeteredEngine
 from services.gateway.http.server import HttpServer, serve_http
 from services.gateway.http.settings import HttpSettings
 from services.gateway.options import KBelief
+from services.gateway.usage import Usage
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,18 @@ class Site:
         return await self.client.post("/v1/chat/completions", json={"messages": MESSAGES, **body})
 
 
+def busy_usage() -> Usage:
+    """Over 10 s the target worked 6 s and the draft 2.5 s; a round was outstanding for 8 s."""
+    usage = Usage()
+    usage.sample(0.0)
+    usage.rounds_are(True, 1.0)
+    usage.target_worked(6.0)
+    usage.draft_beats(Heartbeat(1, 5, 3, False, 2_500_000))
+    usage.rounds_are(False, 9.0)
+    usage.sample(10.0)
+    return usage
+
+
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -51,6 +65,8 @@ async def running_site(engine: FakeEngine | None = None, **settings: Any) -> Asy
             free_pages=6,
             retiring_pages=1,
             k=KBelief(2, (0.5, 0.25), (0.01, 0.012, 0.014), (100.0, 125.0, 125.0)),
+            groups=2,
+            usage=busy_usage(),
         )
     )
     app = create_app(

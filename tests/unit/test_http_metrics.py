@@ -73,3 +73,14 @@ async def test_what_the_k_controller_believes_is_shown() -> None:
     assert series['paceline:spec_decode_expected_acceptance{position="1"}'] == 0.25
     assert series['paceline:spec_decode_expected_round_seconds{k="2"}'] == 0.014
     assert series['paceline:spec_decode_expected_tokens_per_second{k="0"}'] == 100.0
+
+
+async def test_busy_and_idle_time_of_the_services_and_of_rounds_are_shown() -> None:
+    async with running_site() as site:
+        series = await scrape(site)
+    assert series["paceline:num_groups"] == 2
+    assert series['paceline:service_busy_seconds_total{service="target"}'] == 6.0
+    assert series['paceline:service_busy_seconds_total{service="draft"}'] == 2.5
+    assert series['paceline:service_idle_ratio{service="target"}'] == 0.4
+    assert series['paceline:service_idle_ratio{service="draft"}'] == 0.75
+    assert series["paceline:round_seconds_total"] == 8.0

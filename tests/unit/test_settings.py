@@ -39,6 +39,13 @@ def test_k_is_auto_or_a_number() -> None:
     assert load(**to_environ(load())).k == "auto"
 
 
+def test_groups_is_auto_or_one_or_two() -> None:
+    assert load().groups == "auto"
+    assert load("--groups", "2").groups == 2
+    with pytest.raises(SettingsError, match="groups"):
+        load("--groups", "3")
+
+
 def test_an_abbreviated_flag_is_unknown() -> None:
     with pytest.raises(SystemExit):
         load("--por", "1")

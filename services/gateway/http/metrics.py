@@ -16,7 +16,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.gateway.engine import (
@@ -29,6 +29,7 @@ from services.gateway.engine import (
     GenerationSpec,
 )
 from services.gateway.options import KBelief
+from services.gateway.usage import WINDOW_S, Usage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -57,7 +58,8 @@ _REFUSALS = ("queue_full", "shutting_down", "not_ready", "never_fits")
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """What the core holds at this moment. pages: of the KV pool, without the one that is never given out."""
+    """What the core holds at this moment. pages: of the KV pool, without the one that is never given out.
+    groups: of requests that step by turns."""
 
     running: int
     waiting: int
@@ -65,6 +67,8 @@ class EngineGauges:
     free_pages: int
     retiring_pages: int
     k: KBelief
+    groups: int
+    usage: Usage
 
 
 class GatewayMetrics:
@@ -141,7 +145,7 @@ class _Gauges(Collector):
     def __init__(self, gauges: Callable[[], EngineGauges] | None) -> None:
         self._gauges = gauges
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         if self._gauges is None:
             return
         now = self._gauges()
@@ -149,6 +153,7 @@ class _Gauges(Collector):
         for name, text, value in (
             ("num_requests_running", "Generations that hold a slot.", now.running),
             ("num_requests_waiting", "Generations that wait for a slot.", now.waiting),
+            ("num_groups", "Groups of requests that step by turns.", now.groups),
             ("kv_pages", "Pages of the KV pool.", now.pages),
             (
                 "kv_pages_free",
@@ -164,6 +169,27 @@ class _Gauges(Collector):
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
         yield from _k_gauges(now.k)
+        yield from _usage(now.usage)
+
+
+def _usage(usage: Usage) -> Iterator[Metric]:
+    busy = CounterMetricFamily(
+        PREFIX + "service_busy_seconds", "Time that the service's device has worked.", labels=("service",)
+    )
+    busy.add_metric(("target",), usage.target_busy_s)
+    busy.add_metric(("draft",), usage.draft_busy_s)
+    yield busy
+    idle = GaugeMetricFamily(
+        PREFIX + "service_idle_ratio",
+        f"Share of the last {WINDOW_S:g} s in which the service's device had no work, 0 to 1.",
+        labels=("service",),
+    )
+    for service, ratio in usage.idle_ratios().items():
+        idle.add_metric((service,), ratio)
+    yield idle
+    yield CounterMetricFamily(
+        PREFIX + "round_seconds", "Time in which a round was outstanding.", value=usage.rounds_s
+    )
 
 
 def _k_gauges(belief: KBelief) -> Iterator[GaugeMetricFamily]:

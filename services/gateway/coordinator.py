@@ -162,8 +162,8 @@ class Coordinator:
                 request.draft_len = 0
 
     def _start_rounds(self) -> None:
-        """The group that was asked first comes last the next time: while only one round may be outstanding,
-        all get their turn."""
-        for step in range(len(self.groups)):
-            self.groups[(self._first + step) % len(self.groups)].start_if_needed()
-        self._first = (self._first + 1) % len(self.groups)
+        """The group whose round began last comes last, so that all get their turn while only one round may be
+        outstanding."""
+        for group in (*self.groups[self._first :], *self.groups[: self._first]):
+            if group.start_if_needed():
+                self._first = (group.number + 1) % len(self.groups)

@@ -112,17 +112,18 @@ class Group(Machine[ev.Effect]):
 
     # A round begins
 
-    def start_if_needed(self) -> None:
-        """While a request is suspected of killing the target one round is outstanding at a time, so that it
-        is at work alone."""
+    def start_if_needed(self) -> bool:
+        """True if a round began. While a request is suspected of killing the target one round is outstanding at
+        a time, so that it is at work alone."""
         shared, requests = self._shared, self._requests
         if self.state != IDLE or not shared.target or self._must_wait():
-            return
+            return False
         admitted = self._choose_admissions()
         if admitted or requests.releases[self.number] or choose_workers(requests, admitted, self.number):
             self._start(admitted)
         elif shared.retiring_pages and not shared.outstanding:
             self._pause()
+        return self.round is not None
 
     def _must_wait(self) -> bool:
         return bool(self._shared.outstanding) and self._requests.any_suspect

@@ -1,4 +1,5 @@
-"""The same token ids with any drafter or none, alone or batched, in any chunks, from any point of a log."""
+"""The same token ids with any drafter or none, alone or batched, in one group or two, in any chunks, from any
+point of a log."""
 
 from __future__ import annotations
 
@@ -27,6 +28,18 @@ STACKS: dict[str, tuple[str, ...]] = {
         "smollm2-135m-instruct",
         "--k",
         "3",
+        "--draft-wait-s",
+        "10",
+        "--check-page-table",
+        "true",
+    ),
+    "two_groups": (
+        "--groups",
+        "2",
+        "--drafter",
+        "smollm2-135m-instruct",
+        "--k",
+        "2",
         "--draft-wait-s",
         "10",
         "--check-page-table",
@@ -145,12 +158,15 @@ def test_sampling_differs_from_greedy(plain: dict[tuple[str, int], Ids]) -> None
     assert sum(plain["greedy", number] != plain["sampled", number] for number in range(len(PROMPTS))) >= 10
 
 
-def test_a_draft_model_with_the_targets_weights_is_always_accepted(texts: dict[str, Texts]) -> None:
-    mine = texts["draft_model"]
+@pytest.mark.parametrize("stack", ["draft_model", "two_groups"])
+def test_a_draft_model_with_the_targets_weights_is_always_accepted(
+    texts: dict[str, Texts], stack: str
+) -> None:
+    mine = texts[stack]
     assert mine.drafted > 500
     assert mine.rejected == 0
 
 
 def test_the_exported_page_table_agrees_with_the_messages(texts: dict[str, Texts]) -> None:
-    for name in ("ngram", "draft_model"):
+    for name in ("ngram", "draft_model", "two_groups"):
         assert "page table of round" not in texts[name].log

@@ -46,6 +46,16 @@ class Watch:
     def _watch_verify(self, verify: Verify) -> None:
         working = {row.request for row in verify.live if row.verify or row.chunk_end > row.chunk_start}
         self._work[verify.group] = frozenset(working | {admit.request for admit in verify.admits})
+        at_work = frozenset().union(
+            *(
+                self._work.get(group.number, frozenset())
+                for group in self.gateway.groups
+                if group.round is not None
+            )
+        )
+        requests = self.gateway.requests.by_id
+        if len(at_work) > 1 and any(number in requests and requests[number].suspect for number in at_work):
+            raise Violation(f"of {sorted(at_work)}, which work at once, one may kill the target")
 
     def _blame(self, event: gev.Event, effects: list) -> None:
         blamed: frozenset[int] = frozenset()

@@ -263,7 +263,7 @@ def test_the_simulator_catches_a_replay_of_everyone_at_once(monkeypatch: pytest.
         "choose_admissions",
         lambda requests, limits, *_: requests.waiting[: limits.max_num_seqs - len(requests.seated)],
     )
-    assert "more than one request failed" in caught(forward_errors=0.3)
+    assert "which work at once" in caught(forward_errors=0.3)
 
 
 def test_the_simulator_catches_a_request_that_is_failed_too_early(monkeypatch: pytest.MonkeyPatch) -> None:

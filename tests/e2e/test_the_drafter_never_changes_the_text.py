@@ -4,6 +4,7 @@ point of a log."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -47,6 +48,10 @@ STACKS: dict[str, tuple[str, ...]] = {
     ),
 }
 
+WAYS = ("batch", "alone", "replayed")
+CASES = [(stack, way) for stack in STACKS for way in WAYS if (stack, way) != ("two_groups", "alone")]
+"""A request that is alone has one group."""
+
 PROMPTS = [
     *prompts(per_group=2, groups={"mt_bench", "translation", "qa", "math_reasoning"}),
     *prompts(per_group=4, groups={"mt_bench"})[2:],
@@ -78,7 +83,7 @@ def prompt_ids(stack: Stack) -> list[list[int]]:
     return rows
 
 
-async def collect(stack: Stack) -> Texts:
+async def collect(stack: Stack, ways: Sequence[str] = WAYS) -> Texts:
     texts = Texts({}, "")
     rows = prompt_ids(stack)
     gate = asyncio.Semaphore(AT_ONCE)
@@ -103,7 +108,7 @@ async def collect(stack: Stack) -> Texts:
             await asyncio.gather(
                 *(run("batch", name, number, ids, MAX_TOKENS) for number, ids in enumerate(rows))
             )
-            for number, ids in enumerate(rows):
+            for number, ids in enumerate(rows if "alone" in ways else ()):
                 await run("alone", name, number, ids, MAX_TOKENS)
             await asyncio.gather(
                 *(
@@ -111,7 +116,7 @@ async def collect(stack: Stack) -> Texts:
                         "replayed",
                         name,
                         number,
-                        ids + list(texts.ids["alone", name, number][:REPLAY_AT]),
+                        ids + list(texts.ids["batch", name, number][:REPLAY_AT]),
                         MAX_TOKENS - REPLAY_AT,
                     )
                     for number, ids in enumerate(rows)
@@ -127,7 +132,8 @@ def texts() -> dict[str, Texts]:
     collected = {}
     for name, flags in STACKS.items():
         with running(*flags, draft=name != "none") as stack:
-            collected[name] = asyncio.run(collect(stack))
+            ways = [way for stack_name, way in CASES if stack_name == name]
+            collected[name] = asyncio.run(collect(stack, ways))
     return collected
 
 
@@ -138,8 +144,7 @@ def plain(texts: dict[str, Texts]) -> dict[tuple[str, int], Ids]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("stack", STACKS)
-@pytest.mark.parametrize("way", ["alone", "batch", "replayed"])
+@pytest.mark.parametrize(("stack", "way"), CASES)
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_token_ids_are_those_of_plain_decoding(
     texts: dict[str, Texts], plain: dict[tuple[str, int], Ids], stack: str, way: str, sampling: str
@@ -163,7 +168,7 @@ def test_a_draft_model_with_the_targets_weights_is_always_accepted(
     texts: dict[str, Texts], stack: str
 ) -> None:
     mine = texts[stack]
-    assert mine.drafted > 500
+    assert mine.drafted > 300
     assert mine.rejected == 0
 
 

@@ -113,8 +113,8 @@ class Group(Machine[ev.Effect]):
     # A round begins
 
     def start_if_needed(self) -> bool:
-        """True if a round began. While a request is suspected of killing the target one round is outstanding at
-        a time, so that it is at work alone."""
+        """True if a round began. While a request is suspected of killing the target one round is outstanding
+        at a time, so that it is at work alone."""
         shared, requests = self._shared, self._requests
         if self.state != IDLE or not shared.target or self._must_wait():
             return False

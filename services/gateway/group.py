@@ -119,8 +119,9 @@ class Group(Machine[ev.Effect]):
         if self.state != IDLE or not shared.target or self._must_wait():
             return False
         admitted = self._choose_admissions()
-        if admitted or requests.releases[self.number] or choose_workers(requests, admitted, self.number):
-            self._start(admitted)
+        workers = choose_workers(requests, admitted, self.number)
+        if admitted or workers or requests.releases[self.number]:
+            self._start(admitted, workers)
         elif shared.retiring_pages and not shared.outstanding:
             self._pause()
         return self.round is not None
@@ -131,6 +132,8 @@ class Group(Machine[ev.Effect]):
     def _choose_admissions(self) -> list[Request]:
         shared = self._shared
         assert shared.pair.limits is not None
+        if not self._requests.waiting:
+            return []
         return choose_admissions(
             self._requests, shared.pair.limits, shared.free_pages, self.number, len(shared.groups)
         )
@@ -149,13 +152,13 @@ class Group(Machine[ev.Effect]):
             return
         self.state = IDLE
         if not self._must_wait():
-            self._start(self._choose_admissions())
+            admitted = self._choose_admissions()
+            self._start(admitted, choose_workers(self._requests, admitted, self.number))
 
-    def _start(self, admitted: list[Request]) -> None:
+    def _start(self, admitted: list[Request], workers: list[Request]) -> None:
         shared, requests = self._shared, self._requests
         limits = shared.pair.limits
         assert limits is not None
-        workers = choose_workers(requests, admitted, self.number)
         live = [one for one in requests.in_order() if one.group == self.number]
         k = self._choose_k(count_verify_rows(workers), limits.max_rows, limits.max_nodes)
         plans = plan_rows(live, workers, k, limits)

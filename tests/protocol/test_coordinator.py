@@ -378,6 +378,19 @@ def test_a_request_whose_forward_fails_three_times_fails_and_the_others_go_on() 
     assert of(effects, ev.Emit)
 
 
+def test_nobody_works_in_the_round_that_admits_a_suspect() -> None:
+    """Should the target die in it, whoever has rows beside the suspect would be struck for it."""
+    gateway = two_running()
+    gateway.answer([ok_row(1, 3, [8]), row(2, "failed", 1)], error="boom")
+    gateway.answer([row(1, "idle", 4, kv=3), row(2, "unknown", 0)])
+    gateway.now = 1.0
+    verify = verify_of(gateway.feed(ev.TimerFired("pause")))
+    assert [admit.request for admit in verify.admits] == [2]
+    assert [(one.request, one.verify) for one in verify.live] == [(1, False)]
+    verify = verify_of(gateway.answer([row(1, "idle", 4, kv=3)], [seat(2)]))
+    assert [(one.request, one.verify) for one in verify.live] == [(1, False), (2, True)]
+
+
 def test_a_request_id_may_not_be_used_twice_at_once() -> None:
     gateway = running()
     with pytest.raises(ValueError, match="request 1"):

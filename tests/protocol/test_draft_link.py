@@ -239,6 +239,45 @@ def test_a_gap_is_reported_and_not_drafted_over() -> None:
     assert not of(effects, ev.Run) or work_of(effects).rows == ()
 
 
+def test_a_gap_keeps_the_other_slots_drafting() -> None:
+    draft = DraftBench()
+    first = [propose_row([1, 2, 3]), propose_row([1, 2], request=2, slot=4)]
+    finish(draft, draft.propose(1, first), [4])
+    draft.verdict(1, [])
+    second = [propose_row([6], start=5), propose_row([3], start=2, request=2, slot=4)]
+    assert [row.slot for row in work_of(draft.propose(2, second)).rows] == [4]
+
+
+def test_a_prompt_with_a_gap_is_not_extended_over() -> None:
+    draft = drafting()
+    draft.verdict(1, [])
+    draft.link.rounds.logs[3].handed = ()
+    effects = draft.propose(2, [propose_row([6], start=5, draft=False)])
+    assert not of(effects, ev.Run)
+
+
+def test_a_prompt_with_a_gap_is_not_extended_over_beside_others() -> None:
+    draft = drafting()
+    draft.verdict(1, [])
+    draft.link.rounds.logs[3].handed = ()
+    rows = [propose_row([6], start=5, draft=False), propose_row([1, 2], request=2, slot=4)]
+    assert [row.slot for row in work_of(draft.propose(2, rows)).rows] == [4]
+
+
+def test_what_was_drafted_early_is_not_proposed_after_a_gap() -> None:
+    """The verdict announced nothing new, so the work's ids are the log's; the commit says that the log goes
+    on."""
+    draft = drafting()
+    prefilled = VerdictRow(1, 3, 1, "prefilled", 3, 3, 30, [])
+    finish(draft, draft.verdict(1, [prefilled]), [7])
+    assert proposals(draft.propose(2, [propose_row([6], start=5)])) == [(2, 2, [])]
+    assert draft.link.counters["drafted_past_commit"] == 1
+
+
+def test_a_slot_without_an_id_is_not_drafted_for() -> None:
+    assert work_of(DraftBench().propose(1, [propose_row([])])).rows == ()
+
+
 def test_a_commit_that_overlaps_is_joined_once() -> None:
     draft = drafting()
     draft.verdict(1, [])

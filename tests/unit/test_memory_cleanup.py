@@ -84,6 +84,29 @@ def test_a_segment_of_another_user_is_left_alone(tmp_path: Path, monkeypatch: py
     assert remove_dead_arenas(tmp_path) == ()
 
 
+def test_a_living_segment_that_took_the_place_of_a_dead_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cleaner was faster, and an owner made the segment anew, between this cleaner's open and its
+    lock: the lock is that of a file that has no name any more."""
+    name = f"paceline-draft-{os.getpid()}-0000000000000007-kv"
+    leave_file(tmp_path / name)
+    open_file, made = os.open, []
+
+    def open_and_be_overtaken(path: Path, *arguments: int) -> int:
+        fd = open_file(path, *arguments)
+        monkeypatch.setattr(os, "open", open_file)
+        os.unlink(path)
+        made.append(make(tmp_path))
+        return fd
+
+    monkeypatch.setattr(os, "open", open_and_be_overtaken)
+    assert remove_dead_arenas(tmp_path) == ()
+    with made[0] as arena:
+        assert arena.path == tmp_path / name
+        assert arena.path.exists()
+
+
 def test_an_arena_that_a_cleaner_took_at_birth_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

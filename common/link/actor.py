@@ -9,6 +9,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, TypeVar
 
+from msgspec.structs import replace
+
 from common.actors import frames
 from common.actors.actor import Actor, ActorContext, ActorRef
 from common.actors.device import DeviceDone, DeviceFailed, DeviceStuck, DeviceThread
@@ -17,8 +19,9 @@ from common.actors.transport import DealerEndpoint
 from common.alive import touch_alive
 from common.link.events import LinkEffect, LinkEvent, Received, Refused, Run, SendGateway
 from common.link.link import ServiceLink
+from common.memory.free import resident_bytes
 from common.messages.conversations import peer_address
-from common.messages.lifecycle import Message
+from common.messages.lifecycle import Heartbeat, Message
 from common.settings import Settings
 
 Event = TypeVar("Event")
@@ -93,6 +96,8 @@ class LinkActor(Actor["Event | LinkEvent | DeviceDone | DeviceFailed"], Generic[
 
     def carry_out(self, effect: Effect | LinkEffect, now: float) -> None:
         match effect:
+            case SendGateway(Heartbeat() as beat):
+                self._gateway.send(replace(beat, resident_bytes=resident_bytes()))
             case SendGateway(message):
                 self._gateway.send(message)
             case SetTimer(name, at):

@@ -23,7 +23,8 @@ class TargetHello(Message, frozen=True):
 
     vocab_size: ids that the model can produce. tokenizer: fingerprint (sha256 hex) of the vocabulary.
     plan: fingerprint of the numeric plan. kv_bytes_per_position: target KV bytes of one position, all layers.
-    max_context: positions that the model supports. max_rows: most token rows of one forward.
+    max_context: positions that the model supports. max_rows: most token rows of one forward. kv_positions:
+    what the target has memory for, a drafter's part left out; it counts where no KV memory is given.
     """
 
     incarnation: int
@@ -36,6 +37,7 @@ class TargetHello(Message, frozen=True):
     kv_bytes_per_position: int
     max_context: int
     max_rows: int
+    kv_positions: int = 0
 
 
 class DraftHello(Message, frozen=True):
@@ -156,10 +158,11 @@ class Refused(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Both ways between the gateway and a service. incarnation: of the service, in both directions.
     rounds: rounds finished by the sender; busy: device work is running; device_us: time of the device work
-    that this incarnation has finished."""
+    that this incarnation has finished. resident_bytes: of the service's process, shared memory included."""
 
     epoch: int
     incarnation: int
     rounds: int
     busy: bool
     device_us: int = 0
+    resident_bytes: int = 0

@@ -11,6 +11,7 @@ import torch
 from common.actors.device import DeviceThread
 from common.actors.supervisor import Supervisor
 from common.identifiers import new_id
+from common.memory.free import resident_bytes
 from common.messages.lifecycle import DraftHello
 from common.messages.stamp import PROTOCOL_VERSION
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
@@ -29,7 +30,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     torch.set_num_threads(settings.draft_threads or max(1, (os.cpu_count() or 1) // 2))
     device = DeviceThread("draft-device")
     drafter = await load_unless_stopped(stop, device.run(lambda: load_drafter(settings)))
-    log.info("drafter %s is ready", drafter.name)
+    log.info("drafter %s is ready, %.0f MiB resident", drafter.name, resident_bytes() / (1 << 20))
     profile = DraftHello(
         incarnation=0,
         protocol=PROTOCOL_VERSION,

@@ -9,6 +9,7 @@ import os
 
 from common.actors.supervisor import Supervisor
 from common.identifiers import new_id
+from common.memory.free import resident_bytes
 from common.model.catalog import ResolvedModel, resolve_model
 from common.model.tokenizer import Tokenizer, load_tokenizer
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
@@ -85,6 +86,7 @@ def gauges(coordinator: Coordinator, controller: KController, pages: int) -> Eng
         k=controller.belief(),
         groups=len(coordinator.groups),
         usage=coordinator.usage,
+        resident_bytes={**coordinator.resident_bytes, "gateway": resident_bytes()},
     )
 
 

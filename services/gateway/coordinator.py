@@ -2,7 +2,7 @@
 that it concerns."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from common.messages.lifecycle import Heartbeat, Message
 from common.messages.rounds import Behind, Verdict
@@ -62,6 +62,11 @@ class Coordinator:
     @property
     def retiring_pages(self) -> int:
         return self._shared.retiring_pages
+
+    @property
+    def resident_bytes(self) -> Mapping[str, int]:
+        """By service, as its last heartbeat said."""
+        return self._pair.resident_bytes
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """The effects of one event, to be carried out in order. now: seconds, never going back."""

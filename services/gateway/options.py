@@ -8,7 +8,8 @@ from common.messages.rounds import Verdict
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """max_model_len: most ids of a request, prompt included. kv_memory_bytes: for target KV pages.
+    """max_model_len: most ids of a request, prompt included. kv_memory_bytes: for target KV pages;
+    None leaves it to the target.
     max_rows: token rows of one target forward. chunk_rows: most prefill rows of one request in a round.
     max_nodes: most tree nodes of a slot, root included. groups: sets of slots that step by themselves, the
     draft working on one while the target works on another. tokenizer: expected fingerprint; "" takes the
@@ -23,7 +24,7 @@ class CoordinatorOptions:
     """
 
     max_model_len: int
-    kv_memory_bytes: int
+    kv_memory_bytes: int | None
     page_size: int = 16
     max_num_seqs: int = 8
     max_rows: int = 512

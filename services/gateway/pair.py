@@ -72,6 +72,7 @@ class Pair:
         self.limits: Limits | None = None
         self.rounds = 0
         self.draft_beat: Heartbeat | None = None
+        self.resident_bytes: dict[str, int] = {}
         self._in_flight = in_flight
         self._configure: Configure | None = None
         self._endpoint = ""
@@ -183,6 +184,7 @@ class Pair:
         """The target lives. One that was given up is told to start over."""
         if message.epoch == self.epoch and self.target and message.incarnation == self.target.incarnation:
             self._target_heard = self.now
+            self.resident_bytes["target"] = message.resident_bytes
         else:
             self._give_up("target", message)
 
@@ -210,6 +212,7 @@ class Pair:
             self._leave_by = self.now + self.options.silence_s
             self._send("draft", StartOver(self.epoch, self.draft.incarnation))
         self.target = None
+        self.resident_bytes.pop("target", None)
         self.limits = None
         self._configure = None
         self.target_state = ABSENT
@@ -301,6 +304,7 @@ class Pair:
             self._give_up("draft", message)
             return
         self._draft_heard = self.now
+        self.resident_bytes["draft"] = message.resident_bytes
         before = self.draft_beat
         if not message.busy or before is None or message.rounds > before.rounds:
             self._draft_moved = self.now
@@ -316,6 +320,7 @@ class Pair:
             self._send("draft", StartOver(self.epoch, self.draft.incarnation))
             self.effects.append(ev.DraftLost(reason))
         self.draft = None
+        self.resident_bytes.pop("draft", None)
         self.draft_state = ABSENT
         self._configure_held()
 

@@ -1,7 +1,7 @@
 """Whether a service that said Hello is taken, and what a target is configured with. Reasons are for
 people."""
 
-from common.kv.lengths import pages_for
+from common.kv.lengths import useful_pages
 from common.messages.lifecycle import DraftHello, TargetHello
 from common.messages.stamp import PROTOCOL_VERSION
 from services.gateway.options import CoordinatorOptions
@@ -12,19 +12,18 @@ SHARED_BY_A_PAIR = ("vocab_size", "tokenizer")
 
 
 def limits_for(hello: TargetHello, options: CoordinatorOptions) -> Limits | str:
-    """Pages as the memory allows, at most twice what max_num_seqs full contexts need (slots that end keep
-    their pages until the draft lets go); or why there are none."""
+    """Pages as the given memory or the target's allows, and no more than are of use; or why there are
+    none."""
     page_bytes = hello.kv_bytes_per_position * options.page_size
     if page_bytes <= 0:
         return f"target {hello.model} has {hello.kv_bytes_per_position} KV bytes per position: 1 is the least"
     max_model_len = min(options.max_model_len, hello.max_context)
-    useful = 2 * options.max_num_seqs * pages_for(max_model_len, options.page_size)
-    pages = min(options.kv_memory_bytes // page_bytes, useful)
+    memory = options.kv_memory_bytes
+    if memory is None:
+        memory = hello.kv_positions * hello.kv_bytes_per_position
+    pages = min(memory // page_bytes, useful_pages(options.max_num_seqs, max_model_len, options.page_size))
     if pages < 1:
-        return (
-            f"KV memory of {options.kv_memory_bytes} bytes is less than one page of {page_bytes} bytes: "
-            "raise the KV memory"
-        )
+        return f"KV memory of {memory} bytes is less than one page of {page_bytes} bytes: raise the KV memory"
     return Limits(
         max_num_seqs=options.max_num_seqs,
         max_rows=min(options.max_rows, hello.max_rows),

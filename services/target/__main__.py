@@ -18,6 +18,7 @@ from common.graphs.steps import CapturedSteps
 from common.identifiers import new_id
 from common.memory.arena import TensorSpec
 from common.memory.cleanup import remove_dead_arenas
+from common.memory.free import free_in_directory, free_memory, resident_bytes
 from common.messages.lifecycle import TargetHello
 from common.messages.stamp import PROTOCOL_VERSION
 from common.model.catalog import ResolvedModel, resolve_model
@@ -29,6 +30,7 @@ from common.model.tokenizer import Tokenizer, load_tokenizer
 from common.service import FATAL, StartupError, load_unless_stopped, run_service, wait_until_stopped
 from common.settings import Settings, SettingsError, check_shm_dir
 from services.target.actor import TargetActor
+from services.target.capacity import TooLittleMemory, kv_room
 from services.target.link import TargetLink
 from services.target.options import TargetOptions
 from services.target.runner import TargetRunner
@@ -78,8 +80,26 @@ def load(settings: Settings) -> tuple[LlamaModel, Tokenizer, ResolvedModel]:
         )
     if isinstance(model.steps, CapturedSteps):
         model.steps.warm(WARM_ROWS, progress("preparing step sizes"))
-    log.info("loaded %s in %.1f s", resolved.name, time.monotonic() - started)
+    log.info(
+        "loaded %s in %.1f s, %.0f MiB resident",
+        resolved.name,
+        time.monotonic() - started,
+        resident_bytes() / (1 << 20),
+    )
     return model, tokenizer, resolved
+
+
+def kv_positions(settings: Settings, kv_bytes: int, max_positions: int) -> int:
+    """0 where the settings say how much memory. Raises StartupError."""
+    if settings.kv_memory_bytes is not None:
+        return 0
+    try:
+        shared_bytes = free_in_directory(Path(settings.shm_dir))
+        room = kv_room(settings, kv_bytes, max_positions, free_memory(), shared_bytes)
+    except TooLittleMemory as error:
+        raise StartupError(str(error)) from error
+    log.info("KV pool: %s", room.why)
+    return room.positions
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
@@ -94,6 +114,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     plan = cpu_plan(resolved.path, model)
     for change in changes_since_last_start(plan_file(settings.model, settings.weights), plan):
         log.warning("texts may differ from those of the last start; %s", change)
+    kv_bytes = kv_bytes_per_position(model.config, model.dtype)
     profile = TargetHello(
         incarnation=0,
         protocol=PROTOCOL_VERSION,
@@ -102,9 +123,10 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         tokenizer=tokenizer.fingerprint,
         plan=plan.fingerprint,
         device="cpu",
-        kv_bytes_per_position=kv_bytes_per_position(model.config, model.dtype),
+        kv_bytes_per_position=kv_bytes,
         max_context=model.max_positions,
         max_rows=MAX_ROWS,
+        kv_positions=kv_positions(settings, kv_bytes, model.max_positions),
     )
     hidden = TensorSpec(torch.bfloat16, (2, MAX_ROWS, HIDDEN_STATES * model.config.hidden_size))
     runner = TargetRunner(model, tokenizer.vocab_size)

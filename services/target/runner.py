@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import torch
 
 from common.attention.kv_cache import KvCache, kv_bytes_per_position
 from common.attention.segments import build_batch, depths, physical_slots
+from common.memory.free import free_memory
 from common.messages.lifecycle import Configure
 from common.model.llama import LlamaModel
 from common.sampling.sampler import sample
@@ -78,8 +78,6 @@ class TargetRunner:
 
 def _check_memory(needed: int) -> None:
     """Memory is handed out before it is there; a process that then touches it is killed without a word."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-            if needed > available:
-                raise MemoryError(f"{needed} bytes are needed, {available} are available")
+    free = free_memory()
+    if needed > free.bytes:
+        raise MemoryError(f"{needed} bytes are needed, {free.bytes} are free ({free.bound})")

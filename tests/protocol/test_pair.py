@@ -34,6 +34,41 @@ def test_pages_follow_from_the_memory_and_the_models_bytes_per_position() -> Non
     assert configure.slots == 9
 
 
+@pytest.mark.parametrize(("positions", "pages"), [(33, 8), (10**6, 2 * 4 * 10)])
+def test_without_a_given_memory_the_target_says_how_many_positions_there_are(
+    positions: int, pages: int
+) -> None:
+    gateway = GatewayBench(kv_memory_bytes=None)
+    hello = target_hello(501, kv_bytes_per_position=10, kv_positions=positions)
+    (configure,) = messages(gateway.tell(hello), Configure)
+    assert configure.pages == 1 + pages
+
+
+def test_a_given_memory_wins_over_what_the_target_says() -> None:
+    gateway = GatewayBench(kv_memory_bytes=1000)
+    hello = target_hello(501, kv_bytes_per_position=10, kv_positions=1)
+    (configure,) = messages(gateway.tell(hello), Configure)
+    assert configure.pages == 1 + 1000 // (10 * 4)
+
+
+def test_a_target_without_room_for_a_page_is_refused() -> None:
+    gateway = GatewayBench(kv_memory_bytes=None)
+    (refused,) = messages(gateway.tell(target_hello(501, kv_positions=3)), Refused)
+    assert "less than one page" in refused.reason
+
+
+def test_the_resident_size_of_a_service_is_known_while_it_is_there() -> None:
+    gateway = GatewayBench(with_draft=True)
+    epoch = gateway.gateway.epoch
+    gateway.tell(Heartbeat(epoch, 500, 0, False, resident_bytes=7))
+    gateway.tell(Heartbeat(epoch, DRAFT, 0, False, resident_bytes=5), "draft")
+    assert gateway.gateway.resident_bytes == {"target": 7, "draft": 5}
+    gateway.feed(ev.PeerLost("draft", "gone"))
+    assert gateway.gateway.resident_bytes == {"target": 7}
+    gateway.feed(ev.PeerLost("target", "gone"))
+    assert gateway.gateway.resident_bytes == {}
+
+
 def test_memory_for_less_than_a_page_is_refused_by_name() -> None:
     gateway = GatewayBench(kv_memory_bytes=30)
     (refused,) = messages(gateway.tell(target_hello(501, kv_bytes_per_position=10)), Refused)

@@ -67,6 +67,7 @@ async def running_site(engine: FakeEngine | None = None, **settings: Any) -> Asy
             k=KBelief(2, (0.5, 0.25), (0.01, 0.012, 0.014), (100.0, 125.0, 125.0)),
             groups=2,
             usage=busy_usage(),
+            resident_bytes={"target": 5000, "gateway": 300},
         )
     )
     app = create_app(

@@ -61,6 +61,8 @@ async def test_the_page_pool_is_shown_and_strange_paths_make_no_series() -> None
         series = await scrape(site)
     assert series["paceline:kv_pages"] == 8
     assert series["paceline:kv_pages_free"] == 6
+    assert series['paceline:process_resident_memory_bytes{service="target"}'] == 5000
+    assert series['paceline:process_resident_memory_bytes{service="gateway"}'] == 300
     assert series["paceline:kv_cache_usage_perc"] == 0.25
     assert series['paceline:http_requests_total{path="other",status="404"}'] == 5
     assert not any("_created" in name for name in series)

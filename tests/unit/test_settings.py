@@ -81,6 +81,12 @@ def test_sizes_are_powers_of_1024(text: str, size: int) -> None:
     assert parse_size("kv_memory", text) == size
 
 
+def test_the_kv_memory_is_left_to_the_target_unless_it_is_given() -> None:
+    assert load().kv_memory_bytes is None
+    assert load(**to_environ(load())).kv_memory_bytes is None
+    assert load("--kv-memory", "2MiB").kv_memory_bytes == 2 << 20
+
+
 def test_settings_survive_the_way_through_a_childs_environment() -> None:
     settings = load("--port", "3", "--api-key", "x", "--check-page-table", "true", "--draft-wait-s", "0.5")
     assert load(**to_environ(settings)) == settings

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -59,7 +59,7 @@ _REFUSALS = ("queue_full", "shutting_down", "not_ready", "never_fits")
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
     """What the core holds at this moment. pages: of the KV pool, without the one that is never given out.
-    groups: of requests that step by turns."""
+    groups: of requests that step by turns. resident_bytes: by process."""
 
     running: int
     waiting: int
@@ -69,6 +69,7 @@ class EngineGauges:
     k: KBelief
     groups: int
     usage: Usage
+    resident_bytes: Mapping[str, int]
 
 
 class GatewayMetrics:
@@ -170,6 +171,7 @@ class _Gauges(Collector):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
         yield from _k_gauges(now.k)
         yield from _usage(now.usage)
+        yield _resident(now.resident_bytes)
 
 
 def _usage(usage: Usage) -> Iterator[Metric]:
@@ -190,6 +192,17 @@ def _usage(usage: Usage) -> Iterator[Metric]:
     yield CounterMetricFamily(
         PREFIX + "round_seconds", "Time in which a round was outstanding.", value=usage.rounds_s
     )
+
+
+def _resident(sizes: Mapping[str, int]) -> GaugeMetricFamily:
+    resident = GaugeMetricFamily(
+        PREFIX + "process_resident_memory_bytes",
+        "Memory of a process, what it shares with others included.",
+        labels=("service",),
+    )
+    for service, size in sizes.items():
+        resident.add_metric((service,), size)
+    return resident
 
 
 def _k_gauges(belief: KBelief) -> Iterator[GaugeMetricFamily]:

@@ -1,6 +1,6 @@
-"""Microbenchmarks: a target step, a hop between processes, the gateway's work per round.
+"""Microbenchmarks: a target step, a hop, the gateway's work per round, `/health` under prefill.
 
-`python -m bench.micro [step|hop|gateway ...] [--threads N] [--repeats N]`
+`python -m bench.micro [step|hop|gateway|health ...] [--threads N] [--repeats N]`
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 import zmq
 import zmq.asyncio
 
+from bench.health import health
 from bench.peers import DEMO_MODEL
 from common.kv.lengths import pages_for
 from common.messages.lifecycle import Configure, Configured, TargetHello
@@ -174,7 +175,17 @@ def gateway_rounds(repeats: int) -> None:
         print(f"gateway, {slots} slots: {median_us(target.answer, 10 * repeats):.0f} µs a round", flush=True)
 
 
-PARTS: dict[str, Callable[[int], None]] = {"step": target_steps, "hop": hop, "gateway": gateway_rounds}
+def health_under_prefill(repeats: int) -> None:
+    """Of a whole stack, with as many threads as this process was given."""
+    health(torch.get_num_threads())
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "step": target_steps,
+    "hop": hop,
+    "gateway": gateway_rounds,
+    "health": health_under_prefill,
+}
 
 
 def main() -> int:

@@ -36,7 +36,9 @@ class Tokenizer:
         add_special: put what the model expects at the start, usually BOS; one that the text has already is
         not doubled. A rendered chat template has everything written out: pass False.
         """
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special).ids
+        # As a batch, because `encode` keeps every other thread from the interpreter until it is done.
+        (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoded.ids
         if add_special and self.bos_id is not None and ids[:2] == [self.bos_id, self.bos_id]:
             del ids[0]
         return ids

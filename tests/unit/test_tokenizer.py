@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 import unicodedata
 from collections.abc import Callable, Iterable
 from itertools import pairwise
@@ -182,6 +184,25 @@ def test_patterns_are_those_that_transformers_knows(pre: str) -> None:
 
 def test_bytes_without_a_token_are_dropped(demo: Tokenizer) -> None:
     assert demo.decode(demo.encode("a\x04b", add_special=False)) == "ab"
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(demo: Tokenizer) -> None:
+    text = " ".join(f"{number} bottles of beer on the wall," for number in range(15_000))
+    done = threading.Event()
+
+    def encode() -> None:
+        demo.encode(text, add_special=False)
+        done.set()
+
+    worker = threading.Thread(target=encode)
+    started = seen = time.perf_counter()
+    longest_s = 0.0
+    worker.start()
+    while not done.is_set():
+        now = time.perf_counter()
+        longest_s, seen = max(longest_s, now - seen), now
+    worker.join()
+    assert longest_s < 0.6 * (time.perf_counter() - started)
 
 
 def test_what_the_demo_file_says_of_itself(demo: Tokenizer) -> None:

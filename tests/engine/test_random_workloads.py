@@ -111,13 +111,13 @@ def test_every_request_says_what_it_says_alone_whatever_runs_beside_it(model: Ll
     tally: Counter[str] = Counter()
 
     @settings(
-        max_examples=DRAWN_ANEW or 16,
+        max_examples=DRAWN_ANEW or 12,
         derandomize=not DRAWN_ANEW,
         deadline=None,
         database=None,
         phases=(Phase.generate,),
     )
-    @given(st.integers(0, 1 << 60), st.integers(12, 20), st.sampled_from(("none", "ngram", "model")))
+    @given(st.integers(0, 1 << 60), st.integers(16, 20), st.sampled_from(("none", "ngram", "model")))
     def play(seed: int, requests: int, drafter: str) -> None:
         workload = draw_workload(seed, requests)
         loopback = Loopback(model, VOCAB, workload, drafter_named(drafter, model))
@@ -141,4 +141,4 @@ def test_every_request_says_what_it_says_alone_whatever_runs_beside_it(model: Ll
         "idle",
     )
     assert all(tally[name] for name in wanted), tally
-    assert tally["requests"] >= 200
+    assert tally["requests"] >= 190

@@ -120,6 +120,7 @@ class Loopback:
             self.draft = DraftLink(profile, DraftOptions(), self._ids.__next__)
         self._under_way: dict[str, deque[Callable[[], None]]] = {}
         self._timers: dict[tuple[str, str], float] = {}
+        self._positions = 0
         self._table = torch.zeros(0)
         self._kv = torch.zeros(0, dtype=torch.uint8)
         self._free: set[int] = set()
@@ -227,6 +228,7 @@ class Loopback:
                 first = configure.page_size
                 cache.keys[:, first:] = cache.values[:, first:] = float("nan")
                 self._free = set(range(1, configure.pages))
+                self._positions = configure.pages * configure.page_size
                 width = pages_for(configure.max_model_len, configure.page_size)
                 self._table = torch.zeros(configure.slots, width, dtype=torch.int32)
                 self._later(
@@ -234,8 +236,7 @@ class Loopback:
                     lambda: self._feed_target(tev.PoolReady(configure.target, "endpoint")),
                 )
             case tev.AllocateDraft(draft, kv_bytes_per_position):
-                positions = (self.workload.pages + 1) * self.workload.page_size
-                self._kv = torch.full((positions * kv_bytes_per_position,), 0xFF, dtype=torch.uint8)
+                self._kv = torch.full((self._positions * kv_bytes_per_position,), 0xFF, dtype=torch.uint8)
                 self._later("target memory", lambda: self._feed_target(tev.RegionReady(draft, b"manifest")))
             case tev.TestRegion(draft, nonce):
                 self._later("target memory", lambda: self._feed_target(tev.RegionTested(draft, nonce, True)))

@@ -187,22 +187,14 @@ def test_bytes_without_a_token_are_dropped(demo: Tokenizer) -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(demo: Tokenizer) -> None:
-    text = " ".join(f"{number} bottles of beer on the wall," for number in range(15_000))
-    done = threading.Event()
-
-    def encode() -> None:
-        demo.encode(text, add_special=False)
-        done.set()
-
-    worker = threading.Thread(target=encode)
-    started = seen = time.perf_counter()
-    longest_s = 0.0
+    text = " ".join(f"{number} bottles of beer on the wall," for number in range(20_000))
+    worker = threading.Thread(target=lambda: demo.encode(text, add_special=False))
     worker.start()
-    while not done.is_set():
-        now = time.perf_counter()
-        longest_s, seen = max(longest_s, now - seen), now
-    worker.join()
-    assert longest_s < 0.6 * (time.perf_counter() - started)
+    turns = 0
+    while worker.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 10
 
 
 def test_what_the_demo_file_says_of_itself(demo: Tokenizer) -> None:

@@ -64,6 +64,8 @@ def _cell(to: Rates | None) -> str:
 
 def _by_group(summaries: Sequence[Summary]) -> list[str]:
     groups = [group for group in GROUPS if any(group in one.by_group for one in summaries)]
+    if not groups:
+        return []
     lines = ["", "One stream, by group of prompts (tok/s over whole answers):", ""]
     lines += ["| server | " + " | ".join(groups) + " |", "|---" * (1 + len(groups)) + "|"]
     for one in summaries:

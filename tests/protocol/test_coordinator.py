@@ -384,7 +384,7 @@ def test_nobody_works_in_the_round_that_admits_a_suspect() -> None:
     gateway.answer([ok_row(1, 3, [8]), row(2, "failed", 1)], error="boom")
     gateway.answer([row(1, "idle", 4, kv=3), row(2, "unknown", 0)])
     gateway.now = 1.0
-    verify = verify_of(gateway.feed(ev.TimerFired("pause")))
+    verify = verify_of(gateway.feed(ev.TimerFired("pause:0")))
     assert [admit.request for admit in verify.admits] == [2]
     assert [(one.request, one.verify) for one in verify.live] == [(1, False)]
     verify = verify_of(gateway.answer([row(1, "idle", 4, kv=3)], [seat(2)]))

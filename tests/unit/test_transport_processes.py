@@ -120,7 +120,9 @@ async def test_a_killed_router_is_lost_and_its_successor_is_found(tmp_path: Path
     await lost.wait()
     with pytest.raises(PeerLost):
         await question
-    assert not dealer.send(Heartbeat(1, 1, 7, True))
+    # libzmq may still take one in the moment in which it lets go of the connection.
+    while dealer.send(Heartbeat(1, 1, 7, True)):
+        await asyncio.sleep(0.001)
     assert os.path.exists(tmp_path / "run" / "a.sock")
 
     await start("router", dealer.address, 2)

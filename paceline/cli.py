@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline import DEFAULT_ADDRESS, __version__
 
-SERVICE_COMMANDS = {"serve": "services.supervisor"}
+SERVICE_COMMANDS = {"serve": "services.supervisor", "train-draft": "training"}
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
 
@@ -62,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "serve", help="run a server (needs a checkout or the container image)", add_help=False
     )
+    commands.add_parser(
+        "train-draft", help="train a drafter (needs a checkout or the container image)", add_help=False
+    )
     return parser
 
 
@@ -84,8 +87,8 @@ def _run_service(command: str, arguments: list[str]) -> int:
     root = str(Path(__file__).resolve().parent.parent)
     if not _is_there(module, [root, *sys.path]):
         print(
-            f"paceline: `{command}` runs models, and this installation is the client alone: run `make serve` "
-            "in a checkout of Paceline, or use its container image.",
+            f"paceline: `{command}` runs models, and this installation is the client alone: use a checkout of "
+            f"Paceline (`make serve` there, or `.venv/bin/paceline {command}`), or its container image.",
             file=sys.stderr,
         )
         return 2

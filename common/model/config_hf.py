@@ -38,8 +38,8 @@ def parse_hf_config(raw: Mapping[str, Any], *, eos_ids: tuple[int, ...]) -> Mode
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; only 'silu' is")
-    heads = _positive(raw, "num_attention_heads")
-    hidden_size = _positive(raw, "hidden_size")
+    heads = positive(raw, "num_attention_heads")
+    hidden_size = positive(raw, "hidden_size")
     head_dim = raw.get("head_dim")
     if head_dim is None:
         if hidden_size % heads:
@@ -50,16 +50,16 @@ def parse_hf_config(raw: Mapping[str, Any], *, eos_ids: tuple[int, ...]) -> Mode
     attention_bias = bool(raw.get("attention_bias", False)) and family in ("llama", "qwen3")
     return ModelConfig(
         family=family,
-        vocab_size=_positive(raw, "vocab_size"),
+        vocab_size=positive(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_positive(raw, "intermediate_size"),
-        layers=_positive(raw, "num_hidden_layers"),
+        intermediate_size=positive(raw, "intermediate_size"),
+        layers=positive(raw, "num_hidden_layers"),
         heads=heads,
         kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=head_dim,
         rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_rope(raw, head_dim),
-        max_context=_positive(raw, "max_position_embeddings"),
+        rope=parse_rope(raw, head_dim),
+        max_context=positive(raw, "max_position_embeddings"),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=attention_bias or family == "qwen2",
         output_bias=attention_bias,
@@ -93,7 +93,9 @@ def _family(raw: Mapping[str, Any]) -> str:
     raise UnsupportedModelError(f"{named} is not supported; these are: {', '.join(FAMILIES)}")
 
 
-def _positive(raw: Mapping[str, Any], key: str) -> int:
+def positive(raw: Mapping[str, Any], key: str) -> int:
+    """Raises UnsupportedModelError for anything but a positive integer."""
+
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedModelError(f"config.json: {key} is {value!r}; a positive integer is needed")
@@ -109,7 +111,7 @@ def _refuse_sliding_window(family: str, raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(
             "config.json: layer_types asks for sliding_attention, which is not supported"
         )
-    max_context = _positive(raw, "max_position_embeddings")
+    max_context = positive(raw, "max_position_embeddings")
     if window is not None and window < max_context:
         raise UnsupportedModelError(
             f"config.json: sliding_window {window} is below max_position_embeddings {max_context};"
@@ -119,7 +121,9 @@ def _refuse_sliding_window(family: str, raw: Mapping[str, Any]) -> None:
         )
 
 
-def _rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
+def parse_rope(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """Raises UnsupportedModelError for scalings other than llama3's."""
+
     # transformers 5 writes rope_parameters; older ones rope_theta beside rope_scaling.
     parameters: dict[str, Any] = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10000.0)

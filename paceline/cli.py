@@ -87,8 +87,8 @@ def _run_service(command: str, arguments: list[str]) -> int:
     root = str(Path(__file__).resolve().parent.parent)
     if not _is_there(module, [root, *sys.path]):
         print(
-            f"paceline: `{command}` runs models, and this installation is the client alone: use a checkout of "
-            f"Paceline (`make serve` there, or `.venv/bin/paceline {command}`), or its container image.",
+            f"paceline: `{command}` runs models, and this installation is the client alone: use a checkout of"
+            f" Paceline (`make serve` there, or `.venv/bin/paceline {command}`), or its container image.",
             file=sys.stderr,
         )
         return 2

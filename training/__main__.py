@@ -66,15 +66,17 @@ def _run(options: Options, stop: threading.Event) -> int:
         prompts=None if options.prompts is None else tuple(read_prompts(options.prompts)),
         forbidden=tuple(turn for file in options.exclude for turn in read_all_turns(file)),
     )
-    model = load_model(path, dtype=torch.bfloat16, max_positions=options.max_len)
-    target = RecordingTarget(model, layers=layers, sequences=options.lanes, max_len=options.max_len)
-    write_data(plan, target, load_tokenizer(path), identity, stop)
-    del model, target
-    if stop.is_set():
-        return STOPPED
+    sequences = all_sequences(options.data, model_identity=identity, layers=layers)
+    if sum(one.answer_tokens for one in sequences) < options.tokens:
+        model = load_model(path, dtype=torch.bfloat16, max_positions=options.max_len)
+        target = RecordingTarget(model, layers=layers, sequences=options.lanes, max_len=options.max_len)
+        write_data(plan, target, load_tokenizer(path), identity, stop)
+        del model, target
+        if stop.is_set():
+            return STOPPED
+        sequences = all_sequences(options.data, model_identity=identity, layers=layers)
     if options.data_only:
         return 0
-    sequences = all_sequences(options.data, model_identity=identity, layers=layers)
     trained, held = split(sequences)
     target_ids = frequent_ids(trained, options.draft_vocab, config.vocab_size)
     trainer = Trainer(

@@ -45,15 +45,12 @@ def write_data(
     all."""
 
     plan.folder.mkdir(parents=True, exist_ok=True)
-    present = 0
-    turns = list(plan.forbidden)
     paths = shard_paths(plan.folder)
-    for path in paths:
-        for one in read_shard(path, model=model_identity, layers=target.layers):
-            present += one.answer_tokens
-            turns.append(one.turn)
+    there = all_sequences(plan.folder, model_identity=model_identity, layers=target.layers)
+    present = sum(one.answer_tokens for one in there)
     if present >= plan.answer_tokens:
         return present
+    turns = [*plan.forbidden, *(one.turn for one in there)]
     log.info("writing %d answer tokens; %d are there", plan.answer_tokens - present, present)
     writer = Writer(
         target,
@@ -93,6 +90,8 @@ def _report(present: int, wanted: int, per_s: float) -> None:
 
 
 def all_sequences(folder: Path, *, model_identity: str, layers: Sequence[int]) -> list[Sequence_]:
+    """What was written so far. Raises DataError for shards of another model or other layers."""
+
     return [
         one
         for path in shard_paths(folder)

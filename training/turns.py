@@ -80,5 +80,5 @@ def read_all_turns(path: Path) -> list[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         value = json.loads(line) if line.strip() else None
         if isinstance(value, dict):
-            turns.extend(turn for turn in value.get("turns") or [] if isinstance(turn, str))
+            turns.extend(turn for turn in (value.get("turns") or [])[1:] if isinstance(turn, str))
     return turns

@@ -86,6 +86,7 @@ def write_eagle3(directory: Path, config: Eagle3Config, weights: Eagle3Weights) 
     directory.mkdir(parents=True, exist_ok=True)
     scratch = directory / f".{WEIGHTS_FILE}.tmp"
     save_file(_named(config, weights), scratch, {"format": "pt"})
+    scratch.chmod(0o644)
     os.replace(scratch, directory / WEIGHTS_FILE)
     scratch = directory / f".{CONFIG_FILE}.tmp"
     scratch.write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")

@@ -8,21 +8,25 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from common.model.catalog import ModelNotFound, resolve_model
 from common.model.checkpoint import CheckpointError
 from common.model.config import ModelConfig, UnsupportedModelError
+from common.model.eagle3_checkpoint import read_eagle3
 from common.model.eagle3_config import Eagle3Config, default_aux_layers
 from common.model.load import load_model, open_checkpoint
 from common.model.plan import checkpoint_identity
 from common.model.tokenizer import load_tokenizer
 from training.data import DataPlan, all_sequences, write_data
 from training.evaluation import is_greedy
+from training.head import PARAMETERS, initial_weights
 from training.options import Options, parse_options
 from training.plot import plot_run
-from training.shards import DataError, Sequence_
+from training.shards import DataError, Example
 from training.target import RecordingTarget
 from training.trainer import METRICS_FILE, Pace, Trainer, TrainPlan, frequent_ids
 from training.turns import read_all_turns, read_prompts
@@ -58,7 +62,7 @@ def _run(options: Options, stop: threading.Event) -> int:
     layers = default_aux_layers(checkpoint.config.layers)
     config = head_config(checkpoint.config, options, layers)
     identity = checkpoint_identity(path)
-    plan = DataPlan(
+    data = DataPlan(
         options.data,
         options.tokens,
         options.answer_tokens,
@@ -70,7 +74,7 @@ def _run(options: Options, stop: threading.Event) -> int:
     if sum(one.answer_tokens for one in sequences) < options.tokens:
         model = load_model(path, dtype=torch.bfloat16, max_positions=options.max_len)
         target = RecordingTarget(model, layers=layers, sequences=options.lanes, max_len=options.max_len)
-        write_data(plan, target, load_tokenizer(path), identity, stop)
+        write_data(data, target, load_tokenizer(path), identity, stop)
         del model, target
         if stop.is_set():
             return STOPPED
@@ -78,16 +82,13 @@ def _run(options: Options, stop: threading.Event) -> int:
     if options.data_only:
         return 0
     trained, held = split(sequences)
-    target_ids = frequent_ids(trained, options.draft_vocab, config.vocab_size)
-    trainer = Trainer(
-        config,
-        checkpoint,
-        target_ids,
-        trained,
-        held,
-        TrainPlan(options.steps, options.batch, options.unroll, options.learning_rate, options.seed),
-        options.out,
-    )
+    if options.start_from is None:
+        target_ids = frequent_ids(trained, config.draft_vocab_size, config.vocab_size)
+        start = initial_weights(config, checkpoint, target_ids, options.seed)
+    else:
+        config, target_ids, start = written_head(options.start_from, config)
+    plan = TrainPlan(options.steps, options.batch, options.unroll, options.learning_rate, options.seed)
+    trainer = Trainer(config, checkpoint, target_ids, start, trained, held, plan, options.out)
     log.info(
         "%d answers (%d tokens) to train on, %d held out; %d steps of %d tokens are %.1f passes",
         len(trained),
@@ -125,11 +126,26 @@ def head_config(target: ModelConfig, options: Options, layers: tuple[int, ...]) 
     )
 
 
-def split(sequences: Sequence[Sequence_]) -> tuple[list[Sequence_], list[Sequence_]]:
+def written_head(
+    directory: Path, wanted: Eagle3Config
+) -> tuple[Eagle3Config, torch.Tensor, dict[str, torch.Tensor]]:
+    """A head of an earlier run: config, target ids and PARAMETERS. wanted: a config whose shapes it must
+    have, but for intermediate size and draft vocabulary. Raises DataError for another."""
+
+    config, weights = read_eagle3(directory)
+    same = replace(
+        wanted, intermediate_size=config.intermediate_size, draft_vocab_size=config.draft_vocab_size
+    )
+    if config != same or weights.embed_tokens is not None:
+        raise DataError(f"{directory} holds a head of another target or form: {config}, needed is {same}")
+    return config, weights.target_ids, {name: getattr(weights, name) for name in PARAMETERS}
+
+
+def split(sequences: Sequence[Example]) -> tuple[list[Example], list[Example]]:
     """Those to train on, and greedy answers to turns that none of them answers."""
 
-    trained: list[Sequence_] = []
-    held: list[Sequence_] = []
+    trained: list[Example] = []
+    held: list[Example] = []
     for one in sequences:
         if int.from_bytes(hashlib.sha256(one.turn.encode()).digest()[:4]) % HELD_OUT:
             trained.append(one)

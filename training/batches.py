@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.shards import Sequence_
+from training.shards import Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Batch:
     teacher: torch.Tensor
 
 
-def loss_positions(one: Sequence_) -> torch.Tensor:
+def loss_positions(one: Example) -> torch.Tensor:
     """int64 [n]: positions from which the token two behind is a token of the answer."""
 
     return torch.nonzero(one.answer[2:]).flatten()
 
 
-def pack(sequences: Sequence[Sequence_], steps: int, aux_size: int) -> Batch:
+def pack(sequences: Sequence[Example], steps: int, aux_size: int) -> Batch:
     """Sequences of three ids or more, with a loss position each."""
 
     spans: list[Span] = []

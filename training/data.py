@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.model.tokenizer import Tokenizer
-from training.shards import Sequence_, read_shard, shard_paths, write_shard
+from training.shards import Example, read_shard, shard_paths, write_shard
 from training.target import RecordingTarget
 from training.turns import TurnFilter
 from training.writing import Writer
@@ -60,7 +60,7 @@ def write_data(
         seed=plan.seed + len(paths),
         prompts=plan.prompts,
     )
-    pending: list[Sequence_] = []
+    pending: list[Example] = []
     pending_tokens = 0
     started, written = time.monotonic(), 0
     for sequence in writer.sequences():
@@ -79,7 +79,7 @@ def write_data(
     return present + written
 
 
-def _flush(plan: DataPlan, target: RecordingTarget, model_identity: str, pending: list[Sequence_]) -> None:
+def _flush(plan: DataPlan, target: RecordingTarget, model_identity: str, pending: list[Example]) -> None:
     write_shard(plan.folder, pending, model=model_identity, layers=target.layers)
     pending.clear()
 
@@ -89,7 +89,7 @@ def _report(present: int, wanted: int, per_s: float) -> None:
     log.info("%d of %d answer tokens, %.0f/s, %.0f min left", present, wanted, per_s, left_s / 60)
 
 
-def all_sequences(folder: Path, *, model_identity: str, layers: Sequence[int]) -> list[Sequence_]:
+def all_sequences(folder: Path, *, model_identity: str, layers: Sequence[int]) -> list[Example]:
     """What was written so far. Raises DataError for shards of another model or other layers."""
 
     return [

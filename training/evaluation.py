@@ -9,7 +9,7 @@ import torch
 
 from training.batches import Batch, pack
 from training.head import TrainableHead
-from training.shards import Sequence_
+from training.shards import Example
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Reach:
     tokens_per_step: float
 
 
-def is_greedy(one: Sequence_) -> bool:
+def is_greedy(one: Example) -> bool:
     """Every token of the answer is the target's first choice."""
 
     at = torch.nonzero(one.answer).flatten()
@@ -31,7 +31,7 @@ def is_greedy(one: Sequence_) -> bool:
 
 
 @torch.no_grad()
-def reach(head: TrainableHead, sequences: Sequence[Sequence_], steps: int, batch: int = 12) -> Reach:
+def reach(head: TrainableHead, sequences: Sequence[Example], steps: int, batch: int = 12) -> Reach:
     """sequences: greedy answers. steps: length of the chain."""
 
     held = torch.zeros(steps)

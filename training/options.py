@@ -27,6 +27,7 @@ class Options:
     prompts: Path | None
     exclude: tuple[Path, ...]
     data_only: bool
+    start_from: Path | None
     steps: int
     batch: int
     unroll: int
@@ -67,6 +68,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     number(parser, "--lanes", 64, 1, "sequences written at once")
     number(parser, "--max-len", 1024, 64, "longest conversation, in tokens")
     text("--data-only", action="store_true", help="write the data and train nothing")
+    text("--start-from", type=Path, metavar="DIR", help="a written head to begin with, and its draft ids")
     number(parser, "--steps", 1200, 1, "optimisation steps")
     number(parser, "--batch", 1024, 1, "answer tokens of a step")
     number(parser, "--unroll", 4, 1, "draft steps that are trained, each on what the one before it made")

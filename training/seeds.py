@@ -15,7 +15,7 @@ PASSAGE_CHARS = 1200
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A user turn to be written: lead, then up to `limit` tokens of the model (none at 0), then tail.
+    """A user turn to be written: lead, then up to `limit` tokens of the model (none at 0).
 
     one_line: the continuation ends at its first line break. whole: one that does not end within the limit is
     given up; otherwise it is cut after its last whole sentence.
@@ -23,7 +23,6 @@ class Seed:
 
     kind: str
     lead: str
-    tail: str = ""
     limit: int = 120
     one_line: bool = False
     whole: bool = False

@@ -1,4 +1,4 @@
-"""Written sequences on disk: ids, which of them are an answer, and what the target computed at each.
+"""What the target wrote, on disk: ids, which of them are an answer, and what the target computed at each.
 
 A shard is one safetensors file, complete or absent, read through a memory map.
 """
@@ -23,8 +23,9 @@ class DataError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence_:
-    """One conversation. ids: int64 [n]. answer: bool [n], true where the target wrote the token as an answer.
+class Example:
+    """One turn and its answer. ids: int64 [n]. answer: bool [n], true where the target wrote the token as an
+    answer.
 
     top: int64 [n], argmax of the target's logits at the position, −1 where they were not computed. states:
     bfloat16 [n, (aux + 1) × hidden], auxiliary states and the final hidden state side by side; the last row
@@ -48,7 +49,7 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def write_shard(folder: Path, sequences: Sequence[Sequence_], *, model: str, layers: tuple[int, ...]) -> Path:
+def write_shard(folder: Path, sequences: Sequence[Example], *, model: str, layers: tuple[int, ...]) -> Path:
     """The next shard of the folder. model: identity of the target's checkpoint. layers: those whose entering
     residual stream the auxiliary states are."""
 
@@ -76,7 +77,7 @@ def write_shard(folder: Path, sequences: Sequence[Sequence_], *, model: str, lay
     return path
 
 
-def read_shard(path: Path, *, model: str, layers: tuple[int, ...]) -> Iterator[Sequence_]:
+def read_shard(path: Path, *, model: str, layers: tuple[int, ...]) -> Iterator[Example]:
     """States stay on disk until they are touched. Raises DataError for another model or other layers."""
 
     try:
@@ -90,7 +91,7 @@ def read_shard(path: Path, *, model: str, layers: tuple[int, ...]) -> Iterator[S
     first = 0
     for length, turn, kind in zip(tensors["lengths"].tolist(), turns, kinds, strict=True):
         rows = slice(first, first + length)
-        yield Sequence_(
+        yield Example(
             tensors["ids"][rows].long(),
             tensors["answer"][rows].bool(),
             tensors["top"][rows].long(),

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ from common.model.eagle3_config import Eagle3Config
 from common.model.layers import RmsNorm
 from training.batches import Schedule, loss_positions, pack
 from training.evaluation import Reach, reach
-from training.head import PARAMETERS, TrainableHead, initial_weights
+from training.head import PARAMETERS, TrainableHead
 from training.loss import Teacher, soft_cross_entropy
-from training.shards import DataError, Sequence_
+from training.shards import DataError, Example
 
 log = logging.getLogger("train-draft")
 
@@ -58,15 +58,15 @@ class TrainPlan:
 class Pace:
     """When a run writes and measures, in seconds. depth: draft steps of the measurement."""
 
-    checkpoint_s: float = 600.0
+    checkpoint_s: float = 300.0
     evaluate_s: float = 300.0
     report_s: float = 15.0
     depth: int = 4
 
 
 class Trainer:
-    """out: where checkpoints, the head and the metrics go; a run that stands there is gone on with. held:
-    greedy answers that are not trained on. dtype: of products.
+    """out: where checkpoints, the head and the metrics go; a run that stands there is gone on with. start:
+    PARAMETERS to begin with. held: greedy answers that are not trained on. dtype: of products.
 
     Raises DataError for a checkpoint of other settings or data.
     """
@@ -76,8 +76,9 @@ class Trainer:
         config: Eagle3Config,
         target: Checkpoint,
         target_ids: torch.Tensor,
-        trained: Sequence[Sequence_],
-        held: Sequence[Sequence_],
+        start: Mapping[str, torch.Tensor],
+        trained: Sequence[Example],
+        held: Sequence[Example],
         plan: TrainPlan,
         out: Path,
         *,
@@ -91,7 +92,7 @@ class Trainer:
         embedding = target.tensor(EMBEDDING)
         self.head = TrainableHead(
             config,
-            initial_weights(config, target, target_ids, plan.seed),
+            start,
             embedding=embedding,
             target_ids=target_ids,
             dtype=dtype,
@@ -282,7 +283,7 @@ def _schedule_factor(step: int, plan: TrainPlan) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def frequent_ids(sequences: Iterable[Sequence_], size: int, vocab_size: int) -> torch.Tensor:
+def frequent_ids(sequences: Iterable[Example], size: int, vocab_size: int) -> torch.Tensor:
     """The `size` ids that answers use and the target prefers most, ascending; ids of equal count by id."""
 
     counts: Counter[int] = Counter()

@@ -17,7 +17,7 @@ from common.sampling.params import SamplingParams
 from common.sampling.sampler import sample
 from training.chat import ChatFormat
 from training.seeds import Seed, draw_seed, up_to_last_sentence
-from training.shards import Sequence_
+from training.shards import Example
 from training.target import Chunk, LastToken, RecordingTarget
 from training.turns import MIN_ANSWER_TOKENS, TurnFilter, repeats_itself
 
@@ -81,10 +81,8 @@ class Writer:
         self._chance = random.Random(seed)
         self._prompts = None if prompts is None else iter(prompts)
         self._passages: list[str] = []
-        self.rows = 0
-        self.rejected = 0
 
-    def sequences(self) -> Iterator[Sequence_]:
+    def sequences(self) -> Iterator[Example]:
         """Endless without prompts."""
 
         lanes: list[_Lane] = []
@@ -105,12 +103,11 @@ class Writer:
                     if not self._answer(lane, self._written_turn(lane)) and not self._begin(lane):
                         lanes.remove(lane)
                     continue
-                if len(lane.ids) - lane.written_from >= MIN_ANSWER_TOKENS:
+                kept = len(lane.ids) - lane.written_from >= MIN_ANSWER_TOKENS
+                if kept:
                     self._keep_passage(lane)
-                    yield _sequence(lane)
-                else:
-                    self.rejected += 1
-                if not self._answer_again(lane) and not self._begin(lane):
+                    yield _example(lane)
+                if not (kept and self._answer_again(lane)) and not self._begin(lane):
                     lanes.remove(lane)
 
     def _begin(self, lane: _Lane) -> bool:
@@ -129,7 +126,7 @@ class Writer:
                 lane.restart(self._chat.bare_turn(lane.seed.lead))
                 lane.sampling = self._sampling(self._chance.uniform(*TURN_TEMPERATURES))
                 return True
-            if self._answer(lane, lane.seed.lead + lane.seed.tail):
+            if self._answer(lane, lane.seed.lead):
                 return True
 
     def _answer(self, lane: _Lane, turn: str) -> bool:
@@ -137,7 +134,6 @@ class Writer:
 
         prompt = self._chat.prompt(turn)
         if len(prompt) + MIN_ANSWER_TOKENS > self._target.max_len or not self._turns.passes(turn):
-            self.rejected += 1
             return False
         lane.turn = turn
         lane.restart(prompt)
@@ -170,7 +166,6 @@ class Writer:
         writing = [lane for lane in lanes if lane.computed == len(lane.ids) - 1]
         lasts = [LastToken((lane.page,), len(lane.ids), lane.ids[-1:]) for lane in writing]
         states, logits = self._target.step(chunks, lasts)
-        self.rows += states.shape[0]
         first = 0
         for lane, chunk in zip(reading, chunks, strict=True):
             end = chunk.start + len(chunk.ids)
@@ -208,17 +203,16 @@ class Writer:
         """The user's text that a lane has written; empty when it is of no use."""
 
         written = lane.ids[lane.written_from :]
-        whole = written[-1] in self._tokenizer.eos_ids
-        if any(map(self._tokenizer.is_special, written[:-1])) or (written and not whole and lane.seed.whole):
-            newline = lane.seed.one_line and b"\n" in self._tokenizer.token_bytes(written[-1])
-            if not newline:
-                return ""
-        text = self._tokenizer.decode(written[:-1] if whole else written)
+        ended = written[-1] in self._tokenizer.eos_ids
+        if ended:
+            written = written[:-1]
+        text = self._tokenizer.decode(written)
         if lane.seed.one_line:
-            text = text.partition("\n")[0]
-        elif not whole:
-            text = up_to_last_sentence(text)
-        return (lane.seed.lead + text).rstrip() + lane.seed.tail
+            text, newline, _ = text.partition("\n")
+            ended = ended or bool(newline)
+        if any(map(self._tokenizer.is_special, written)) or (lane.seed.whole and not ended):
+            return ""
+        return (lane.seed.lead + (text if ended else up_to_last_sentence(text))).rstrip()
 
     def _keep_passage(self, lane: _Lane) -> None:
         written = lane.ids[lane.written_from :]
@@ -230,7 +224,7 @@ class Writer:
             del self._passages[:-PASSAGES_KEPT]
 
 
-def _sequence(lane: _Lane) -> Sequence_:
+def _example(lane: _Lane) -> Example:
     assert lane.turn is not None
     length = len(lane.ids)
     assert lane.computed == length - 1
@@ -240,4 +234,4 @@ def _sequence(lane: _Lane) -> Sequence_:
     states[length - 1] = 0
     top = lane.top[:length].clone()
     top[length - 1] = -1
-    return Sequence_(torch.tensor(lane.ids), answer, top, states, lane.turn, lane.seed.kind)
+    return Example(torch.tensor(lane.ids), answer, top, states, lane.turn, lane.seed.kind)

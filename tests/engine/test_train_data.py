@@ -87,10 +87,10 @@ def logits_of(ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def written(count: int, **options) -> tuple[list, Target, Writer]:
+def written(count: int, **options) -> tuple[list, Target]:
     target = Target(options.pop("lanes", 5))
     writer = Writer(target, Tokenizer(), TurnFilter([]), **{"answer_tokens": 40, "seed": 3, **options})
-    return list(islice(writer.sequences(), count)), target, writer
+    return list(islice(writer.sequences(), count)), target
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_turn_is_answered_greedily_first_and_at_most_twice(sequences):
 
 
 def test_the_batch_stays_full():
-    _, target, _ = written(40, lanes=8)
+    _, target = written(40, lanes=8)
     busy = target.rows[5:]
     assert sum(busy) / len(busy) > 6
 

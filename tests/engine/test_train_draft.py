@@ -17,11 +17,12 @@ from common.model.eagle3_checkpoint import read_eagle3
 from common.model.eagle3_config import Eagle3Config
 from common.model.layers import RmsNorm
 from common.model.load import open_checkpoint
+from training.__main__ import split, written_head
 from training.batches import Schedule, pack
 from training.evaluation import is_greedy, reach
 from training.head import PARAMETERS, TrainableHead, initial_weights
 from training.loss import Teacher, soft_cross_entropy
-from training.shards import DataError, Sequence_, read_shard, shard_paths, write_shard
+from training.shards import DataError, Example, read_shard, shard_paths, write_shard
 from training.trainer import HEAD_FOLDER, METRICS_FILE, Pace, Trainer, TrainPlan, frequent_ids
 
 AUX = 3
@@ -53,7 +54,7 @@ def head_config(target: ModelConfig) -> Eagle3Config:
     )
 
 
-def written(target: ModelConfig, seed: int, prompt: int = 6, answer: int = 9) -> Sequence_:
+def written(target: ModelConfig, seed: int, prompt: int = 6, answer: int = 9) -> Example:
     """A sequence with random states, whose ids follow one another in a way that can be learned."""
 
     generator = torch.Generator().manual_seed(seed)
@@ -64,7 +65,7 @@ def written(target: ModelConfig, seed: int, prompt: int = 6, answer: int = 9) ->
     hidden = target.hidden_size
     states = torch.randn(length, (AUX + 1) * hidden, generator=generator)
     states[:, 0] = ids / 10
-    return Sequence_(ids, mask, top, states.bfloat16(), f"turn {seed}", "open")
+    return Example(ids, mask, top, states.bfloat16(), f"turn {seed}", "open")
 
 
 def trainable(checkpoint, dtype: torch.dtype = torch.float32) -> TrainableHead:
@@ -148,12 +149,13 @@ def test_the_loss_is_cross_entropy_over_the_draft_vocabulary(checkpoint):
     assert best.tolist() == logits.argmax(-1).tolist()
 
 
-def trainer(checkpoint, out: Path, sequences: list[Sequence_], plan: TrainPlan = PLAN, **options) -> Trainer:
+def trainer(
+    checkpoint, out: Path, sequences: list[Example], plan: TrainPlan = PLAN, ids: torch.Tensor | None = None
+) -> Trainer:
     config = head_config(checkpoint.config)
-    ids = options.pop("ids", torch.arange(60))
-    return Trainer(
-        config, checkpoint, ids, sequences, sequences[:3], plan, out, dtype=torch.float32, **options
-    )
+    ids = torch.arange(60) if ids is None else ids
+    start = initial_weights(config, checkpoint, ids, plan.seed)
+    return Trainer(config, checkpoint, ids, start, sequences, sequences[:3], plan, out, dtype=torch.float32)
 
 
 def parameters(run: Trainer) -> dict[str, torch.Tensor]:
@@ -244,6 +246,19 @@ def test_the_head_that_is_written_is_the_one_that_was_trained(checkpoint, tmp_pa
     assert (tmp_path / METRICS_FILE).read_text().count('"reach"') == 1
 
 
+def test_a_written_head_can_be_begun_with(checkpoint, tmp_path):
+    sequences = [written(checkpoint.config, seed) for seed in range(4)]
+    run = trainer(checkpoint, tmp_path, sequences, replace(PLAN, steps=3), ids=torch.arange(1, 121, 2))
+    run.run(threading.Event(), QUIET)
+    wanted = replace(run.head.config, draft_vocab_size=8, intermediate_size=8)
+    config, ids, start = written_head(tmp_path / HEAD_FOLDER, wanted)
+    assert config == run.head.config
+    assert ids.tolist() == list(range(1, 121, 2))
+    assert all(torch.equal(start[name], run.head.parameter(name).bfloat16()) for name in PARAMETERS)
+    with pytest.raises(DataError, match="another target or form"):
+        written_head(tmp_path / HEAD_FOLDER, replace(wanted, aux_layers=(0, 0, 1)))
+
+
 def test_the_first_head_is_the_targets_own_end(checkpoint):
     config = head_config(checkpoint.config)
     weights = initial_weights(config, checkpoint, torch.arange(60), seed=0)
@@ -267,6 +282,16 @@ def test_the_draft_vocabulary_is_what_answers_use_most(checkpoint):
     assert frequent_ids([one], 5, 131).tolist() == [0, 3, 5, 7, 8]
     assert not is_greedy(one)
     assert is_greedy(replace(one, top=torch.tensor([-1, -1, -1, 5, 7, 5, 3, -1])))
+
+
+def test_all_answers_to_a_turn_are_on_one_side(checkpoint):
+    one = written(checkpoint.config, 0)
+    examples = [replace(one, turn=f"turn {n}") for n in range(200)]
+    trained, held = split([*examples, *examples])
+    turns = [{example.turn for example in side} for side in (trained, held)]
+    assert not turns[0] & turns[1]
+    assert 2 <= len(turns[1]) <= 20
+    assert len(trained) + len(held) == 400
 
 
 def test_every_pass_takes_every_sequence_once_and_can_be_entered_anywhere():

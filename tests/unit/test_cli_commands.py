@@ -109,14 +109,17 @@ def test_the_version_is_the_distributions(capsys):
     assert paceline.__version__ == project["version"]
 
 
-def test_serve_becomes_the_supervisor_with_its_arguments_untouched(monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "module"), [("serve", "services.supervisor"), ("train-draft", "training")]
+)
+def test_a_command_that_runs_models_becomes_its_module_with_arguments_untouched(monkeypatch, command, module):
     called = []
     monkeypatch.setattr(os, "execve", lambda *arguments: called.append(arguments))
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    cli.main(["serve", "--help", "--k", "4", "--", "x"])
+    cli.main([command, "--help", "--k", "4", "--", "x"])
     ((program, arguments, environment),) = called
     assert program == sys.executable
-    assert arguments[1:] == ["-m", "services.supervisor", "--help", "--k", "4", "--", "x"]
+    assert arguments[1:] == ["-m", module, "--help", "--k", "4", "--", "x"]
     assert environment["PYTHONPATH"] == f"{ROOT}{os.pathsep}/elsewhere"
 
 

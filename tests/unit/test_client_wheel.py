@@ -61,10 +61,12 @@ def test_the_client_imports_nothing_of_the_services(wheel):
     subprocess.run([sys.executable, "-I", "-c", code], cwd=wheel.parent, check=True)
 
 
-def test_serve_of_the_bare_wheel_says_in_one_line_what_to_do(wheel):
-    served = run_bare(wheel, "serve", "--model", "x")
-    assert (served.returncode, served.stdout, served.stderr.count("\n")) == (2, "", 1)
-    assert "make serve" in served.stderr
+@pytest.mark.parametrize("command", ["serve", "train-draft"])
+def test_what_runs_models_says_in_the_bare_wheel_in_one_line_what_to_do(wheel, command):
+    refused = run_bare(wheel, command, "--model", "x")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "make serve" in refused.stderr
+    assert command in refused.stderr
 
 
 def test_the_bare_wheel_answers_help(wheel):

@@ -72,7 +72,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     number(parser, "--steps", 1200, 1, "optimisation steps")
     number(parser, "--batch", 1024, 1, "answer tokens of a step")
     number(parser, "--unroll", 4, 1, "draft steps that are trained, each on what the one before it made")
-    text("--learning-rate", type=float, default=1e-3, metavar="R", help="highest learning rate (%(default)s)")
+    text("--learning-rate", type=float, default=2e-3, metavar="R", help="highest learning rate (%(default)s)")
     number(parser, "--draft-vocab", 8192, 1, "ids that the head can draft: the most frequent ones")
     number(parser, "--inner", 0, 0, "intermediate size of the head; 0 takes the model's")
     number(parser, "--threads", os.cpu_count() or 1, 1, "threads")

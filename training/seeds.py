@@ -39,14 +39,14 @@ def draw_seed(chance: random.Random, passages: Sequence[str]) -> Seed:
 
 
 WEIGHTS = {
-    "open": 22,
-    "opening": 22,
-    "translation": 13,
-    "passage_summary": 7,
+    "open": 15,
+    "opening": 17,
+    "translation": 15,
+    "passage_summary": 13,
     "article": 7,
     "question": 11,
     "sum": 10,
-    "passage_question": 8,
+    "passage_question": 12,
 }
 MIN_PASSAGES = 40
 

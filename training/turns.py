@@ -11,7 +11,9 @@ MIN_TURN_CHARS = 12
 MIN_ANSWER_TOKENS = 8
 LONGEST_PERIOD = 24
 REPEATS = 3
-"""An answer that says the same up to LONGEST_PERIOD tokens so many times in a row ends there."""
+SHORTEST_LOOP = 10
+"""An answer ends that says the same up to LONGEST_PERIOD tokens REPEATS times in a row, in at least so many
+tokens."""
 
 
 class TurnFilter:
@@ -42,10 +44,10 @@ def is_monotonous(text: str) -> bool:
 
 
 def repeats_itself(ids: Sequence[int]) -> bool:
-    """The end is REPEATS times the same piece; pieces of one or two tokens have to come twice as often."""
+    """The end is the same piece over and over."""
 
     for period in range(1, LONGEST_PERIOD + 1):
-        length = period * REPEATS if period > 2 else 2 * period * REPEATS + 4
+        length = max(SHORTEST_LOOP, period * REPEATS)
         if len(ids) >= length and all(ids[-at] == ids[-at - period] for at in range(1, length - period + 1)):
             return True
     return False

@@ -160,10 +160,21 @@ def test_forbidden_turns_never_pass():
 
 
 def test_an_answer_ends_where_it_goes_in_circles():
-    assert repeats_itself([7, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3])
-    assert not repeats_itself([1, 2, 3, 1, 2, 3, 1, 2, 4])
-    assert not repeats_itself([5, 5, 5, 5, 5, 5])
+    assert repeats_itself([7, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1])
+    assert not repeats_itself([1, 2, 3, 1, 2, 3, 1, 2, 3, 4])
+    assert not repeats_itself([5] * 9)
     assert repeats_itself([5] * 10)
+
+    class Stuck(Target):
+        def step(self, chunks, lasts) -> tuple[torch.Tensor, torch.Tensor]:
+            states, logits = super().step(chunks, lasts)
+            logits[:, ord("a")] = 50.0
+            return states, logits
+
+    writer = Writer(
+        Stuck(1), Tokenizer(), TurnFilter([]), answer_tokens=40, seed=1, prompts=["say something long"]
+    )
+    assert {one.answer_tokens for one in writer.sequences()} == {10}
 
 
 def test_writing_goes_on_where_it_was(tmp_path):

@@ -57,7 +57,7 @@ class RecordingTarget:
         logits (float32 [lasts, vocab])."""
 
         batch = build_batch(chunks, lasts, self.max_len)
-        final, entering = self.model.steps.run(batch, self._cache, self.layers)
+        final, entering = self.model.steps.run(batch, self._cache, sorted(set(self.layers)))
         logits = torch.empty(0, self.model.config.vocab_size)
         if lasts:
             rows = final.index_select(0, batch.logit_rows)

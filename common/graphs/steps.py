@@ -124,7 +124,7 @@ class StepMemory:
         self.attended = residual.new_empty(rows, query)
         self.active = residual.new_empty(rows, config.intermediate_size)
         self._sums = torch.empty(rows, -(-widest // BLOCK_INPUTS))
-        self._places = {layer: place for place, layer in enumerate(sorted(capture))}
+        self._places = {layer: place for place, layer in enumerate(sorted(set(capture)))}
         self._captured = residual.new_empty(rows, len(self._places), config.hidden_size)
         self._capture_at = (ctypes.c_int32 * config.layers)(
             *(self._places.get(layer, -1) for layer in range(config.layers))

@@ -6,6 +6,7 @@ import random
 import threading
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -178,10 +179,11 @@ def test_an_answer_ends_where_it_goes_in_circles():
 
 
 def test_writing_goes_on_where_it_was(tmp_path):
-    plan = DataPlan(tmp_path, answer_tokens=400, longest_answer=30, seed=1)
+    prompts = tuple(f"say something about the number {n}" for n in range(80))
+    plan = DataPlan(tmp_path, answer_tokens=400, longest_answer=30, seed=1, prompts=prompts)
     assert write_data(plan, Target(4), Tokenizer(), "m", threading.Event()) >= 400
     first = all_sequences(tmp_path, model_identity="m", layers=LAYERS)
-    more = DataPlan(tmp_path, answer_tokens=900, longest_answer=30, seed=1)
+    more = replace(plan, answer_tokens=900)
     total = write_data(more, Target(4), Tokenizer(), "m", threading.Event())
     both = all_sequences(tmp_path, model_identity="m", layers=LAYERS)
     assert total == sum(one.answer_tokens for one in both) >= 900

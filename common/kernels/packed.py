@@ -42,7 +42,7 @@ class QuantisedBlocks:
 
 
 class PackedMatrix:
-    """y = x Wᵀ + b for x of bfloat16 [rows, in_features], contiguous.
+    """y = x Wᵀ + b for x of bfloat16 [rows, in_features].
 
     wide: y is float32, else bfloat16. paired: W is a gate above an up-projection of the same size, laid out
     for the step kernel, which alone may use it. Keeps what it reads alive.
@@ -109,11 +109,11 @@ class PackedMatrix:
                 "a paired matrix has no product of its own: the step kernel multiplies its halves"
             )
         rows = x.shape[0]
-        if x.shape != (rows, self.in_features) or x.dtype != torch.bfloat16 or not x.is_contiguous():
+        if x.shape != (rows, self.in_features) or x.dtype != torch.bfloat16:
             raise ValueError(
-                f"rows are {x.dtype} {list(x.shape)};"
-                f" contiguous bfloat16 [rows, {self.in_features}] is needed"
+                f"rows are {x.dtype} {list(x.shape)}; bfloat16 [rows, {self.in_features}] is needed"
             )
+        x = x.contiguous()
         y = torch.empty(rows, self.out_features, dtype=torch.float32 if self._wide else torch.bfloat16)
         sums = torch.empty(rows * self.in_features // BLOCK_INPUTS) if self.has_minima else None
         self._kernels.product(

@@ -11,7 +11,7 @@ import torch
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from common.model.layers import GatedMlp, RmsNorm
-from common.model.linear import linear
+from common.model.linears import QuickLinears
 from common.model.rope import RopeTable
 
 
@@ -48,15 +48,16 @@ class Eagle3Head:
         self.target_ids = weights.target_ids
         self._input_norm = None if weights.input_norm is None else norm(weights.input_norm)
         self._fc_norms = tuple(map(norm, weights.fc_norms))
-        self._fc = linear(weights.fc, None, dtype)
+        linears = QuickLinears(dtype)
+        self._fc = linears.of(weights.fc)
         self._embedding_norm = norm(weights.input_layernorm)
         self._feature_norm = norm(weights.hidden_norm)
-        self._qkv = linear(weights.qkv, weights.qkv_bias, dtype)
-        self._output = linear(weights.output, None, dtype)
+        self._qkv = linears.of(weights.qkv, weights.qkv_bias)
+        self._output = linears.of(weights.output)
         self._mlp_norm = norm(weights.post_attention_layernorm)
-        self._mlp = GatedMlp(linear(weights.gate_up, None, dtype), linear(weights.down, None, dtype))
+        self._mlp = GatedMlp(linears.of(weights.gate_up), linears.of(weights.down))
         self._norm = norm(weights.norm)
-        self._lm_head = linear(weights.lm_head, None, dtype)
+        self._lm_head = linears.head(weights.lm_head)
         self._rope = RopeTable(config.rope, config.head_dim, max_positions)
 
     @torch.inference_mode()

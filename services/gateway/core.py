@@ -163,7 +163,9 @@ class GatewayActor(Actor[ev.Event]):
 
     def _step(self, event: ev.Event) -> None:
         now = asyncio.get_running_loop().time()
-        for effect in self._coordinator.handle(event, now):
+        effects = self._coordinator.handle(event, now)
+        # The services wait for what is sent to them; clients can hear while those work.
+        for effect in sorted(effects, key=lambda one: not isinstance(one, ev.Send)):
             self._carry_out(effect, now)
 
     def _carry_out(self, effect: ev.Effect, now: float) -> None:

@@ -82,8 +82,8 @@ def test_weights_with_an_odd_number_of_inputs_are_refused() -> None:
 
 def test_rows_of_another_kind_are_refused() -> None:
     layer = PackedMatrix(decoder_kernels(), HugePages(), torch.zeros(4, 8).bfloat16())
-    for rows in (torch.zeros(2, 8), torch.zeros(2, 6).bfloat16(), torch.zeros(8, 2).bfloat16().T):
-        with pytest.raises(ValueError, match=r"contiguous bfloat16 \[rows, 8\] is needed"):
+    for rows in (torch.zeros(2, 8), torch.zeros(2, 6).bfloat16()):
+        with pytest.raises(ValueError, match=r"bfloat16 \[rows, 8\] is needed"):
             layer(rows)
 
 

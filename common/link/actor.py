@@ -75,8 +75,9 @@ class LinkActor(Actor["Event | LinkEvent | DeviceDone | DeviceFailed"], Generic[
         self.on_stop.close()
 
     @abstractmethod
-    def execute(self, work: Any) -> Any:
-        """The work of a Run; on the device thread."""
+    def job(self, work: Any) -> Callable[[], object]:
+        """What the device does for a Run. Called on the event loop, so that it may take what it needs of the
+        actor's memory along."""
 
     @abstractmethod
     def device_answered(self, answer: DeviceDone | DeviceFailed) -> Event | LinkEvent:
@@ -105,6 +106,6 @@ class LinkActor(Actor["Event | LinkEvent | DeviceDone | DeviceFailed"], Generic[
                     touch_alive(self.settings.run_dir, self.service)
                 self._timers.set(name, at - now, TimerFired(name))
             case Run(work):
-                self.run_on_device(work, lambda: self.execute(work))
+                self.run_on_device(work, self.job(work))
             case Refused(reason):
                 self.log.error("the gateway refuses this %s: %s", self.service, reason)

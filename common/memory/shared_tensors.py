@@ -7,11 +7,16 @@ import torch
 from common.kv.lengths import pages_for
 from common.memory.arena import TensorSpec
 from common.messages.lifecycle import Configure, ConfigureDraft
+from common.messages.rounds import HIDDEN_BLOCKS
 
 PAGE_TABLE = "page_table"
 """int32 [slots, pages per slot], by logical page; 0 where nothing is allocated. The draft reads."""
 HIDDEN_ROWS = "hidden_rows"
-"""The target's hidden states by verify or prefill row, one block per parity. The draft reads."""
+"""bfloat16 [blocks, rows, states]: the target's hidden states, by the block of a round. The draft reads."""
+HIDDEN_TAGS = "hidden_tags"
+"""int64 [blocks]: the round whose rows a block holds, 0 while they are being written. The draft reads."""
+EMBEDDING = "embedding"
+"""bfloat16 [ids, hidden size]: the target's embedding, which it reads there itself. The draft reads."""
 TARGET_PATTERN = "target_pattern"
 """uint8 [PATTERN_BYTES]: the target's half of the self-test. The draft reads."""
 DRAFT_PATTERN = "draft_pattern"
@@ -27,11 +32,19 @@ def page_table_spec(configure: Configure | ConfigureDraft) -> TensorSpec:
     return TensorSpec(torch.int32, (configure.slots, width))
 
 
-def export_specs(configure: Configure, hidden: TensorSpec) -> dict[str, TensorSpec]:
+def export_specs(configure: Configure) -> dict[str, TensorSpec]:
     return {
         PAGE_TABLE: page_table_spec(configure),
-        HIDDEN_ROWS: hidden,
         TARGET_PATTERN: TensorSpec(torch.uint8, (PATTERN_BYTES,)),
+    }
+
+
+def hidden_specs(rows: int, row_bytes: int) -> dict[str, TensorSpec]:
+    """rows: of a block, as many as a forward has."""
+    states = row_bytes // torch.bfloat16.itemsize
+    return {
+        HIDDEN_ROWS: TensorSpec(torch.bfloat16, (HIDDEN_BLOCKS, rows, states)),
+        HIDDEN_TAGS: TensorSpec(torch.int64, (HIDDEN_BLOCKS,)),
     }
 
 

@@ -18,13 +18,13 @@ from common.messages.lifecycle import (
     StartOver,
     TargetHello,
 )
-from common.messages.rounds import Behind, Proposal, Propose, Verdict, Verify
+from common.messages.rounds import Behind, Consumed, Proposal, Propose, Verdict, Verify
 
 GatewayToTarget = Configure | JoinDraft | DraftGone | StartOver | Refused | Heartbeat | Verify
 TargetToGateway = TargetHello | Configured | DraftRegion | Heartbeat | Verdict
 GatewayToDraft = ConfigureDraft | StartOver | Refused | Heartbeat | Propose
 DraftToGateway = DraftHello | DraftReady | Behind | Heartbeat
-DraftToTarget = SelfTest | Proposal
+DraftToTarget = SelfTest | Proposal | Consumed
 TargetToDraft = SelfTestReply | Verdict
 ToGateway = TargetToGateway | DraftToGateway
 

@@ -41,7 +41,11 @@ class TargetHello(Message, frozen=True):
 
 
 class DraftHello(Message, frozen=True):
-    """draft → gateway. kv_bytes_per_position is 0 for a drafter without KV (n-gram lookup)."""
+    """draft → gateway. kv_bytes_per_position is 0 for a drafter without KV (n-gram lookup).
+
+    capture: the target's layers whose entering residual stream the drafter reads, side by side in one hidden
+    row; empty for a drafter that reads none. hidden_row_bytes: what it takes such a row to be.
+    """
 
     incarnation: int
     protocol: int
@@ -51,6 +55,8 @@ class DraftHello(Message, frozen=True):
     device: str
     kv_bytes_per_position: int
     max_k: int
+    capture: list[int] = []
+    hidden_row_bytes: int = 0
 
 
 class Configure(Message, frozen=True):
@@ -81,10 +87,13 @@ class Configured(Message, frozen=True):
 
 
 class JoinDraft(Message, frozen=True):
-    """gateway → target: allocate the drafter's region for a draft that said Hello."""
+    """gateway → target: allocate the drafter's region for a draft that said Hello, with hidden rows of the
+    layers in capture if there are any."""
 
     stamp: Stamp
     kv_bytes_per_position: int
+    capture: list[int] = []
+    hidden_row_bytes: int = 0
 
 
 class DraftRegion(Message, frozen=True):

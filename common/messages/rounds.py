@@ -12,6 +12,15 @@ from common.messages.lifecycle import Message
 from common.messages.stamp import Stamp
 from common.sampling.params import SamplingParams
 
+HIDDEN_PARITIES = 2
+HIDDEN_BLOCKS = 2 * HIDDEN_PARITIES
+"""Blocks of hidden rows of a draft's region: two groups, each with one for its even and its odd rounds."""
+
+
+def hidden_block(group: int, round_: int) -> int:
+    """Where a round's hidden rows are; the round after the next of its group writes there again."""
+    return group * HIDDEN_PARITIES + round_ % HIDDEN_PARITIES
+
 
 class Commit(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of a request's log: ids stand at positions start, start + 1, …"""
@@ -55,7 +64,8 @@ class ReleaseRow(msgspec.Struct, frozen=True, array_like=True):
 
 class Verify(Message, frozen=True):
     """gateway → target. live is the group's whole live set. k: draft tokens to expect per verify row;
-    0 means the target does not wait for a proposal."""
+    0 means the target does not wait for a proposal. capture: write hidden rows for the draft if it reads any.
+    """
 
     stamp: Stamp
     group: int
@@ -64,6 +74,7 @@ class Verify(Message, frozen=True):
     live: list[LiveRow]
     admits: list[Admit]
     releases: list[ReleaseRow]
+    capture: bool = False
 
 
 class AdmitAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -89,7 +100,8 @@ class VerdictRow(msgspec.Struct, frozen=True, array_like=True):
     admit again) | failed (the forward failed; Verdict.error says how; nothing was computed).
     base: committed length that the row was computed for. kv: valid KV length of the slot afterwards.
     drafted: draft nodes verified, root excluded. accepted: drafted tokens on the accepted path = len(ids) −
-    1.
+    1. hidden_first, hidden_count: where the round's block has this row's hidden rows, which are those of the
+    positions kv − hidden_count … kv − 1: the chunk's, then the root's and the accepted path's.
     """
 
     request: int
@@ -102,6 +114,8 @@ class VerdictRow(msgspec.Struct, frozen=True, array_like=True):
     ids: list[int]
     drafted: int = 0
     accepted: int = 0
+    hidden_first: int = 0
+    hidden_count: int = 0
 
 
 class Verdict(Message, frozen=True):
@@ -115,6 +129,9 @@ class Verdict(Message, frozen=True):
     (one that two slots held counts twice). elapsed_us: device time of the round. error: of a failed forward.
     serial: verdicts made so far, of all groups and this one included: what an older one says of the pool is
     out of date.
+    hidden: none (not asked for, or nothing was computed) | rows (in the block of this group and the round's
+    parity, which stays as it is until the draft says Consumed) | no_rows (asked for, but the draft has not
+    consumed what the block holds, or the forward failed).
     """
 
     stamp: Stamp
@@ -128,6 +145,7 @@ class Verdict(Message, frozen=True):
     elapsed_us: int
     error: str = ""
     serial: int = 0
+    hidden: str = "none"
 
 
 class ProposeRow(msgspec.Struct, frozen=True, array_like=True):
@@ -186,6 +204,15 @@ class Proposal(Message, frozen=True):
     round: int
     acked: int
     rows: list[ProposalRow]
+
+
+class Consumed(Message, frozen=True):
+    """draft → target, direct: it no longer reads any block of hidden rows of this group that was written in
+    this round or before. Sent again for a verdict with no_rows, as it may be lost."""
+
+    stamp: Stamp
+    group: int
+    round: int
 
 
 class Behind(Message, frozen=True):

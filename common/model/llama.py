@@ -63,6 +63,17 @@ class LlamaModel:
         captured = None if capture is None else torch.cat([entering[index] for index in capture], dim=-1)
         return ForwardOutput(self._logits(x, batch.logit_rows), captured)
 
+    @torch.inference_mode()
+    def move_embedding(self, memory: torch.Tensor) -> None:
+        """From now on the embedding is read in this memory, which holds the same numbers. What it was read in
+        before is free if nobody else holds it."""
+        if memory.shape != self.embedding.shape or memory.dtype != self.embedding.dtype:
+            raise ValueError(
+                f"embedding is {self.embedding.dtype} {list(self.embedding.shape)}, the memory is "
+                f"{memory.dtype} {list(memory.shape)}"
+            )
+        self.embedding.set_(memory.untyped_storage(), memory.storage_offset(), memory.shape, memory.stride())
+
     def _logits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         if not rows.numel():
             return torch.empty(0, self.config.vocab_size)

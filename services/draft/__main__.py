@@ -40,6 +40,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         device="cpu",
         kv_bytes_per_position=drafter.kv_bytes_per_position,
         max_k=drafter.max_k,
+        capture=list(drafter.capture),
+        hidden_row_bytes=drafter.hidden_row_bytes,
     )
     async with Supervisor() as actors:
         actors.spawn(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from common.actors import frames
@@ -37,11 +39,14 @@ class DraftActor(LinkActor[ev.Event, ev.Effect]):
         self._target: DealerEndpoint[Message] | None = None
         self.on_stop.callback(self._let_go)
 
-    def execute(self, work: DraftWork) -> DraftResult:
+    def job(self, work: DraftWork) -> Callable[[], DraftResult]:
+        return functools.partial(self._draft, work)
+
+    def _draft(self, work: DraftWork) -> DraftResult:
         started = time.perf_counter()
-        trees = self._drafter.draft(work)
+        drafts = self._drafter.draft(work)
         elapsed_us = round((time.perf_counter() - started) * 1e6)
-        return DraftResult(work.group, work.round, trees, elapsed_us=elapsed_us)
+        return DraftResult(work.group, work.round, drafts.trees, elapsed_us=elapsed_us, faults=drafts.faults)
 
     def device_answered(self, answer: DeviceDone | DeviceFailed) -> ev.Event:
         match answer:
@@ -80,7 +85,7 @@ class DraftActor(LinkActor[ev.Event, ev.Effect]):
     def _attach(self, configure: ConfigureDraft) -> None:
         self._detach()
         try:
-            mapped = Mapped(configure, self._drafter.kv_bytes_per_position, Path(self.settings.shm_dir))
+            mapped = Mapped(configure, self._drafter, Path(self.settings.shm_dir))
             self._target = DealerEndpoint(
                 configure.endpoint,
                 frames.identity("draft", configure.stamp.draft),

@@ -16,9 +16,9 @@ class Groups(LinkGroups[ev.Effect, Rounds]):
     """All rounds under one configuration."""
 
     def __init__(
-        self, configure: ConfigureDraft, has_state: bool, join_s: float, counters: Counter[str]
+        self, configure: ConfigureDraft, extends_ids: bool, join_s: float, counters: Counter[str]
     ) -> None:
-        drafting = Drafting(configure.stamp, configure.max_model_len, configure.max_nodes, has_state)
+        drafting = Drafting(configure.stamp, configure.max_model_len, configure.max_nodes, extends_ids)
         rounds = [Rounds(group, drafting, join_s, counters) for group in range(configure.groups)]
         super().__init__(rounds, counters)
 
@@ -34,8 +34,9 @@ class Groups(LinkGroups[ev.Effect, Rounds]):
         super().dispatch(subject)
 
     def use_idle_device(self) -> None:
-        """Draft ahead of a Propose; else extend, unless a group is about to need the device."""
-        if any(rounds.draft_ahead() for rounds in self.in_turn()):
+        """Draft ahead of a Propose; else read hidden rows, for which the target waits; else extend, unless a
+        group is about to need the device."""
+        if any(rounds.draft_ahead() or rounds.read() for rounds in self.in_turn()):
             return
         if all(rounds.state != WAITING for rounds in self.rounds):
             any(rounds.extend() for rounds in self.in_turn())

@@ -117,8 +117,10 @@ class DraftLink(ServiceLink[ev.Event, ev.Effect, Groups]):
         elif event.ok:
             assert self._configure is not None
             self.state = READY
-            has_state = self._profile.kv_bytes_per_position > 0
-            self.groups = Groups(self._configure, has_state, self.options.join_s, self.counters)
+            profile = self._profile
+            assert isinstance(profile, DraftHello)
+            extends_ids = profile.kv_bytes_per_position > 0 and not profile.capture
+            self.groups = Groups(self._configure, extends_ids, self.options.join_s, self.counters)
             self.answer_ready(self._configure)
         else:
             self._fail("self-test: the draft did not find the target's pattern in the shared region")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -14,7 +15,9 @@ from common.memory.selftest import has_pattern, write_pattern
 from common.memory.shared_tensors import (
     DRAFT_PATTERN,
     DRAFTER_KV,
+    EMBEDDING,
     HIDDEN_ROWS,
+    HIDDEN_TAGS,
     PAGE_TABLE,
     PATTERN_BYTES,
     TARGET_PATTERN,
@@ -22,15 +25,15 @@ from common.memory.shared_tensors import (
     region_specs,
 )
 from common.messages.lifecycle import ConfigureDraft
-from common.messages.rounds import ProposeRow
-from services.draft.drafters.base import SharedState
+from common.messages.rounds import HIDDEN_BLOCKS, ProposeRow
+from services.draft.drafters.base import Drafter, HiddenStates, SharedState
 
 
 class Mapped:
     """One attachment. Raises HandleError for a manifest or a segment that does not fit the configuration."""
 
-    def __init__(self, configure: ConfigureDraft, kv_bytes_per_position: int, directory: Path) -> None:
-        kv_bytes = configure.pages * configure.page_size * kv_bytes_per_position
+    def __init__(self, configure: ConfigureDraft, drafter: Drafter, directory: Path) -> None:
+        kv_bytes = configure.pages * configure.page_size * drafter.kv_bytes_per_position
         pattern = TensorSpec(torch.uint8, (PATTERN_BYTES,))
         self._attachment = attach(
             decode(configure.manifest),
@@ -42,10 +45,11 @@ class Mapped:
             directory=directory,
         )
         tensors = self._attachment.tensors
-        hidden = tensors.get(HIDDEN_ROWS)
-        if hidden is None or hidden.dtype != torch.bfloat16 or hidden.dim() != 3:
+        try:
+            hidden = _hidden_states(tensors, drafter) if drafter.capture else None
+        except HandleError:
             self._attachment.detach()
-            raise HandleError(f"tensor {HIDDEN_ROWS!r} must be there as bfloat16 [parities, rows, states]")
+            raise
         self.shared = SharedState(
             page_table=tensors[PAGE_TABLE],
             kv=tensors.get(DRAFTER_KV, torch.empty(0, dtype=torch.uint8)),
@@ -76,3 +80,31 @@ class Mapped:
 
     def detach(self) -> None:
         self._attachment.detach()
+
+
+def _hidden_states(tensors: Mapping[str, torch.Tensor], drafter: Drafter) -> HiddenStates:
+    """Raises HandleError for rows or an embedding that this drafter cannot read."""
+    states = drafter.hidden_row_bytes // torch.bfloat16.itemsize
+    shapes = {
+        HIDDEN_ROWS: (torch.bfloat16, (HIDDEN_BLOCKS, None, states)),
+        HIDDEN_TAGS: (torch.int64, (HIDDEN_BLOCKS,)),
+        EMBEDDING: (torch.bfloat16, (None, states // len(drafter.capture))),
+    }
+    for name, (dtype, shape) in shapes.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise HandleError(f"tensor {name!r} is expected and not in the manifest")
+        fits = len(shape) == tensor.dim() and all(
+            size in (None, real) for size, real in zip(shape, tensor.shape, strict=True)
+        )
+        if tensor.dtype != dtype or not fits:
+            raise HandleError(
+                f"tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, expected {dtype} {list(shape)}"
+            )
+    embedding = tensors[EMBEDDING]
+    if embedding.shape[0] < drafter.vocab_size:
+        raise HandleError(
+            f"tensor {EMBEDDING!r} has {embedding.shape[0]} ids, "
+            f"the drafter's vocabulary {drafter.vocab_size}"
+        )
+    return HiddenStates(tensors[HIDDEN_ROWS], tensors[HIDDEN_TAGS], embedding)

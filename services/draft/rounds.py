@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from common.actors.table import Table, everywhere
 from common.link.rounds import QUEUED, RUNNING, LinkRounds
-from common.messages.rounds import Behind, Proposal, ProposalRow, Propose, Verdict
+from common.messages.rounds import Behind, Consumed, Proposal, ProposalRow, Propose, Verdict, hidden_block
 from common.messages.stamp import Stamp
 from services.draft import events as ev
 from services.draft.logs import DraftLog
@@ -29,27 +29,34 @@ TABLE = Table(
 @dataclass(frozen=True, slots=True)
 class Working:
     """Work on the device, or its outcome. live_round: the Propose whose live set it was started under.
-    keys, ids: what it drafts for, by slot."""
+    keys, ids: what it drafts for, by slot. reads: the newest round whose hidden rows it was given, 0 for
+    none."""
 
     round: int
     live_round: int
     keys: dict[int, tuple[int, int]]
     ids: dict[int, tuple[int, ...]]
+    reads: int = 0
     trees: dict[int, Tree] = field(default_factory=dict)
+
+    @property
+    def only_reads(self) -> bool:
+        return self.reads > 0 and not self.ids
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """What the groups share under one configuration.
 
-    has_state: the drafter keeps state by position, so prompts under way are worth extending over. released:
-    slots that the next work, of whichever group, is to drop first.
+    extends_ids: the drafter computes its state from ids alone, so prompts under way are worth extending over.
+    Hidden rows of the target go to the device with the next work, and as soon as it is free. released: slots
+    that the next work, of whichever group, is to drop first.
     """
 
     stamp: Stamp
     max_model_len: int
     max_nodes: int
-    has_state: bool
+    extends_ids: bool
     released: list[int] = field(default_factory=list)
 
 
@@ -70,6 +77,8 @@ class Rounds(LinkRounds[ev.Effect]):
         self._k = 0
         self._verdict_round = 0
         self._acked_sent = 0
+        self._unread = 0
+        self._follows = False
         self._pending: Propose | None = None
         self._running: Working | None = None
         self._early: Working | None = None
@@ -81,22 +90,29 @@ class Rounds(LinkRounds[ev.Effect]):
         if propose.round <= self._round:
             self.counters["stale:Propose"] += 1
             return
-        previous, self._round, self._k = self._round, propose.round, propose.k
+        self._follows = self._round == propose.round - 1
+        self._round, self._k = propose.round, propose.k
         self._pending = propose
         self._take_live_set(propose)
         wanted = propose.k > 0 and any(row.draft for row in propose.rows)
         early, self._early = self._early, None
         self._ahead = []
-        if self._running is not None:
-            if not wanted or self._running.round != propose.round:
+        if wanted and early is not None and early.round == propose.round:
+            self._answer(early)
+        elif self._running is not None:
+            if not wanted or not (self._running.round == propose.round or self._running.only_reads):
                 self.counters["busy"] += wanted
                 self._answer(None)
         elif not wanted:
             self.finished += 1
             self._answer(None)
-        elif early is not None and early.round == propose.round:
-            self._answer(early)
-        elif previous == propose.round - 1 and previous > self._verdict_round:
+        else:
+            self._begin_pending()
+        self._let_go()
+
+    def _begin_pending(self) -> None:
+        """Draft for the Propose at hand, after the verdict of the round before if it is due."""
+        if self._follows and self._verdict_round < self._round - 1:
             self.state = WAITING
             self.wait_to_join()
         else:
@@ -127,17 +143,56 @@ class Rounds(LinkRounds[ev.Effect]):
             self.counters["stale:Verdict"] += 1
             return
         self._verdict_round = verdict.round
-        if verdict.round < self._round - 1:
-            return
-        ready: list[DraftLog] = []
-        for row in verdict.rows:
-            log = self.logs.get(row.slot)
-            if log is not None and log.key == (row.request, row.generation) and log.foresee(row):
-                ready.append(log)
+        if verdict.hidden == "rows":
+            self._unread = verdict.round
+        elif verdict.hidden == "no_rows":
+            self.counters["no_rows"] += 1
+        ready = self._foresee(verdict)
         if self.state == WAITING and verdict.round == self._round - 1:
             self.state = QUEUED
         elif verdict.round == self._round and self._k > 0:
             self._ahead = ready
+        self._let_go()
+        if verdict.hidden == "no_rows" and not self._reads:
+            # The target may wait for a Consumed that was lost.
+            self._say_consumed(verdict.round)
+
+    def _foresee(self, verdict: Verdict) -> list[DraftLog]:
+        """Note tails and hidden rows; the logs whose next verify row is known."""
+        ready: list[DraftLog] = []
+        block = hidden_block(verdict.group, verdict.round)
+        for row in verdict.rows:
+            log = self.logs.get(row.slot)
+            if log is None or log.key != (row.request, row.generation):
+                continue
+            if verdict.round >= self._round - 1 and log.foresee(row):
+                ready.append(log)
+            if row.hidden_count and not log.take_hidden(row, block, verdict.round):
+                self.counters["bad_rows:log"] += 1
+        return ready
+
+    @property
+    def _reads(self) -> bool:
+        """Hidden rows are at hand or being read."""
+        return self._unread > 0 or (self._running is not None and self._running.reads > 0)
+
+    def _with_hidden(self) -> list[DraftLog]:
+        return [log for log in self.logs.values() if log.hidden and log.has_room]
+
+    def _let_go(self) -> None:
+        """Say Consumed for blocks that nobody will read."""
+        if self._unread and self._running is None and not self._with_hidden():
+            self._say_consumed(self._unread)
+
+    def _forget_hidden(self) -> None:
+        """What is left has no position to be used at."""
+        self._unread = 0
+        for log in self.logs.values():
+            log.hidden = []
+
+    def _say_consumed(self, round_: int) -> None:
+        self._forget_hidden()
+        self.effects.append(ev.SendTarget(Consumed(self._drafting.stamp, self.group, round_)))
 
     def stop_waiting(self, _: ev.TimerFired) -> None:
         """Draft without the verdict if its deadline has passed."""
@@ -165,6 +220,13 @@ class Rounds(LinkRounds[ev.Effect]):
         self._run(self._round + 1, self._ahead, ())
         return True
 
+    def read(self) -> bool:
+        """Take the idle device for hidden rows that no work has been given yet."""
+        if self.state != IDLE or self._has_missed_a_propose or not self._with_hidden():
+            return False
+        self._run(self._round, (), ())
+        return True
+
     def _is_whole(self, log: DraftLog) -> bool:
         """The log reaches as far as the last Propose."""
         commit = log.row.commit
@@ -175,13 +237,15 @@ class Rounds(LinkRounds[ev.Effect]):
         (prompts under way)."""
         if self.state != IDLE or self._early is not None or self._has_missed_a_propose:
             return False
-        stale = self._stale_logs() if self._drafting.has_state else []
+        stale = self._stale_logs()
         if stale:
             self._run(self._round, (), stale)
         return bool(stale)
 
     def _stale_logs(self) -> list[DraftLog]:
         """Slots that are not drafted for, with ids that the drafter has not seen."""
+        if not self._drafting.extends_ids:
+            return []
         return [
             log
             for log in self.logs.values()
@@ -196,7 +260,9 @@ class Rounds(LinkRounds[ev.Effect]):
         ids = {row.slot: row.ids for row in rows}
         keys = {row.slot: row.key for row in rows}
         rows += [log.work(0, limit) for log in extending]
-        self._running = Working(round_, self._round, keys, ids)
+        rows += [log.work(0, limit) for log in self._with_hidden()]
+        self._running = Working(round_, self._round, keys, ids, self._unread)
+        self._forget_hidden()
         self.state = RUNNING
         released = tuple(self._drafting.released)
         self._drafting.released.clear()
@@ -215,10 +281,16 @@ class Rounds(LinkRounds[ev.Effect]):
                 log.handed = ()
         else:
             work.trees.update({tree.slot: tree for tree in event.result.trees})
+            self.counters.update(f"bad_rows:{fault}" for fault in event.result.faults)
+        if work.reads:
+            self.effects.append(ev.SendTarget(Consumed(self._drafting.stamp, self.group, work.reads)))
         if self._pending is not None and work.round == self._round:
             self._answer(work)
         elif work.round == self._round + 1:
             self._early = work
+        elif self._pending is not None:
+            self._begin_pending()
+        self._let_go()
         if self._acked() > self._acked_sent:
             self._propose(self._round, [])
 

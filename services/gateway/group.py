@@ -167,7 +167,15 @@ class Group(Machine[ev.Effect]):
         self._round_number += 1
         releases = requests.releases.pop(self.number, [])
         self.round = begin_round(
-            self.number, self._round_number, shared.pair.stamp, k, plans, admitted, releases, self.now
+            self.number,
+            self._round_number,
+            shared.pair.stamp,
+            k,
+            plans,
+            admitted,
+            releases,
+            self._captures,
+            self.now,
         )
         if shared.draft:
             self.proposed = self._round_number
@@ -183,6 +191,13 @@ class Group(Machine[ev.Effect]):
             return 0
         k = min(shared.controller.choose(verify_rows), draft.max_k, max_nodes - 1)
         return max(0, min(k, max_rows // max(1, verify_rows) - 1))
+
+    @property
+    def _captures(self) -> bool:
+        """Whether the draft is to read the target's hidden rows, also while k is 0: what it misses it lacks
+        for the rest of a request."""
+        draft = self._shared.pair.draft
+        return bool(self._shared.draft and draft is not None and draft.capture)
 
     def _send_verify(self) -> None:
         assert self.round is not None

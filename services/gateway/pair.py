@@ -250,7 +250,13 @@ class Pair:
         self.draft_state = JOINING
         self._draft_moved = self.now
         self.draft_beat = None
-        self._send("target", JoinDraft(self.stamp, draft.kv_bytes_per_position))
+        self._send_join(draft)
+
+    def _send_join(self, draft: DraftHello) -> None:
+        self._send(
+            "target",
+            JoinDraft(self.stamp, draft.kv_bytes_per_position, draft.capture, draft.hidden_row_bytes),
+        )
 
     def configure_draft(self, message: DraftRegion) -> None:
         """The region is there: pass its manifest on to the draft."""
@@ -356,7 +362,7 @@ class Pair:
             self._send("target", Heartbeat(self.epoch, self.target.incarnation, self.rounds, False))
         if self.draft is not None:
             if self.draft_state == JOINING:
-                self._send("target", JoinDraft(self.stamp, self.draft.kv_bytes_per_position))
+                self._send_join(self.draft)
             elif self.draft_state == ATTACHING:
                 self._send_configure_draft()
             elif self.draft_state == LEAVING:

@@ -29,6 +29,7 @@ def begin_round(
     plans: Sequence[RowPlan],
     admitted: Sequence[Request],
     releases: list[ReleaseRow],
+    captures: bool,
     now: float,
 ) -> Round:
     """What is sent to the target counts as known to it from here on: the message is repeated until
@@ -41,6 +42,7 @@ def begin_round(
         [_live_row(plan) for plan in plans],
         [Admit(one.request, list(one.ids), one.sampling) for one in admitted],
         releases,
+        captures and any(plan.works for plan in plans),
     )
     working = {plan.request.request for plan in plans if plan.works} | {one.request for one in admitted}
     return Round(verify, now, frozenset(working))

@@ -16,7 +16,6 @@ from common.actors.supervisor import Supervisor
 from common.attention.kv_cache import kv_bytes_per_position
 from common.graphs.steps import CapturedSteps
 from common.identifiers import new_id
-from common.memory.arena import TensorSpec
 from common.memory.cleanup import remove_dead_arenas
 from common.memory.free import free_in_directory, free_memory, resident_bytes
 from common.messages.lifecycle import TargetHello
@@ -39,8 +38,6 @@ log = logging.getLogger("target")
 
 MAX_ROWS = 1024
 """Token rows of one forward: up to here every kernel's rows were shown to be independent of each other."""
-HIDDEN_STATES = 3
-"""Auxiliary states per row that an EAGLE-3 head reads."""
 WARM_ROWS = 256
 """Steps up to this size are prepared at start; the first use of a larger one costs it a few percent."""
 PROGRESS_EVERY_S = 2.0
@@ -128,13 +125,12 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         max_rows=MAX_ROWS,
         kv_positions=kv_positions(settings, kv_bytes, model.max_positions),
     )
-    hidden = TensorSpec(torch.bfloat16, (2, MAX_ROWS, HIDDEN_STATES * model.config.hidden_size))
     runner = TargetRunner(model, tokenizer.vocab_size)
     options = TargetOptions(join_s=settings.draft_wait_s)
     async with Supervisor() as actors:
         actors.spawn(
             "target",
-            lambda: TargetActor(TargetLink(profile, options, new_id), runner, device, settings, hidden),
+            lambda: TargetActor(TargetLink(profile, options, new_id), runner, device, settings, MAX_ROWS),
             policy=FATAL,
         )
         await wait_until_stopped(stop, actors)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from common.actors.actor import ActorContext
 from common.actors.device import DeviceDone, DeviceFailed, DeviceThread
 from common.actors.transport import RouterEndpoint
 from common.link.actor import LinkActor
-from common.memory.arena import ArenaError, TensorSpec
+from common.memory.arena import ArenaError
 from common.memory.handle import HandleError
 from common.messages.conversations import DraftToTarget, GatewayToTarget, peer_address
-from common.messages.lifecycle import Configure, Message, SelfTest
+from common.messages.lifecycle import Configure, JoinDraft, Message, SelfTest
 from common.service import StartupError
 from common.settings import Settings
 from services.target import events as ev
 from services.target.link import TargetLink
-from services.target.memory import Exports
+from services.target.memory import Exports, RegionRefused
 from services.target.runner import TargetRunner
 from services.target.work import RoundResult, RoundWork
 
@@ -25,8 +27,6 @@ KNOWN_DRAFTS = 64
 
 
 class TargetActor(LinkActor[ev.Event, ev.Effect]):
-    """hidden: shape of the hidden rows that drafts may read."""
-
     service = "target"
     accepts = GatewayToTarget
 
@@ -36,11 +36,11 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
         runner: TargetRunner,
         device: DeviceThread,
         settings: Settings,
-        hidden: TensorSpec,
+        max_rows: int,
     ) -> None:
         super().__init__(link, device, settings)
         self._runner = runner
-        self._hidden = hidden
+        self._max_rows = max_rows
         self._exports: Exports | None = None
         self._peers: dict[int, str] = {}
         self.on_stop.callback(self._close_exports)
@@ -54,8 +54,11 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
         self.on_stop.callback(self._drafts.close)
         await super().started(context)
 
-    def execute(self, work: RoundWork) -> RoundResult:
-        return self._runner.execute(work)
+    def job(self, work: RoundWork) -> Callable[[], RoundResult]:
+        assert self._exports is not None
+        capture = work.capture
+        block = self._exports.hidden_block(capture.draft, capture.block) if capture else None
+        return functools.partial(self._runner.execute, work, block)
 
     def device_answered(self, answer: DeviceDone | DeviceFailed) -> ev.Event:
         match answer:
@@ -85,8 +88,8 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
                     self._drafts.send(peer, message)
             case ev.AllocatePool(configure):
                 self._allocate_pool(configure)
-            case ev.AllocateDraft(draft, kv_bytes_per_position):
-                self.ref.post(self._allocate_region(draft, kv_bytes_per_position))
+            case ev.AllocateDraft(join):
+                self.ref.post(self._allocate_region(join))
             case ev.FreeDraft():
                 if self._exports is not None:
                     self._exports.free_regions()
@@ -102,7 +105,9 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
     def _allocate_pool(self, configure: Configure) -> None:
         self._close_exports()
         try:
-            self._exports = Exports(configure, self._hidden, Path(self.settings.shm_dir))
+            self._exports = Exports(
+                configure, self._runner.model, self._max_rows, Path(self.settings.shm_dir)
+            )
         except ArenaError as error:
             raise StartupError(str(error)) from error
         self.run_on_device(configure, lambda: self._runner.allocate(configure))
@@ -112,10 +117,13 @@ class TargetActor(LinkActor[ev.Event, ev.Effect]):
             self._exports.close()
             self._exports = None
 
-    def _allocate_region(self, draft: int, kv_bytes_per_position: int) -> ev.RegionReady:
+    def _allocate_region(self, join: JoinDraft) -> ev.RegionReady:
         assert self._exports is not None
+        draft = join.stamp.draft
         try:
-            return ev.RegionReady(draft, self._exports.allocate_region(draft, kv_bytes_per_position))
-        except (ArenaError, HandleError) as error:
+            manifest = self._exports.allocate_region(join)
+            self._runner.read_embedding_at(self._exports.embedding)
+            return ev.RegionReady(draft, manifest)
+        except (ArenaError, HandleError, RegionRefused) as error:
             self.log.error("no drafter region: %s", error)
             return ev.RegionReady(draft, b"", str(error))

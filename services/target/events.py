@@ -14,7 +14,7 @@ from common.link.events import Received as Received
 from common.link.events import Refused as Refused
 from common.link.events import Run as Run
 from common.link.events import SendGateway as SendGateway
-from common.messages.lifecycle import Configure, Message
+from common.messages.lifecycle import Configure, JoinDraft, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,13 @@ class AllocatePool:
 
 @dataclass(frozen=True, slots=True)
 class AllocateDraft:
-    """Allocate the region of this draft, in place of any earlier one. Answered by RegionReady."""
+    """Allocate the region of the draft that joins, in place of any earlier one. Answered by RegionReady."""
 
-    draft: int
-    kv_bytes_per_position: int
+    join: JoinDraft
+
+    @property
+    def draft(self) -> int:
+        return self.join.stamp.draft
 
 
 @dataclass(frozen=True, slots=True)

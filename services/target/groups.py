@@ -1,6 +1,7 @@
 """The target's groups: they share slots, pages, the prefix cache and the device."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from common.link.groups import LinkGroups
 from common.messages.lifecycle import Configure
@@ -24,10 +25,13 @@ class Groups(LinkGroups[ev.Effect, Rounds]):
     def slots(self) -> Slots:
         return self._serving.slots
 
-    def draft_joins(self, stamp: Stamp) -> None:
-        """Another draft gets a region: it knows no slot yet and has acknowledged nothing."""
+    def draft_joins(self, stamp: Stamp, layers: Sequence[int] = ()) -> None:
+        """Another draft gets a region: it knows no slot yet, has acknowledged nothing and reads no block.
+        layers: whose states it wants in hidden rows."""
         self._serving.stamp = stamp
         self._serving.draft_tested = False
+        self._serving.layers = tuple(layers)
+        self._serving.blocks.draft_gone()
         for rounds in self.rounds:
             rounds.forget_draft()
 

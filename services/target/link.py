@@ -20,7 +20,7 @@ from common.messages.lifecycle import (
     TargetHello,
 )
 from common.messages.lifecycle import Refused as RefusedMessage
-from common.messages.rounds import Proposal, Verify
+from common.messages.rounds import Consumed, Proposal, Verify
 from common.messages.stamp import Stamp
 from services.target import events as ev
 from services.target.groups import Groups
@@ -47,6 +47,7 @@ TABLE = Table(
         DraftGone: {SERVING: "drop_draft"},
         Verify: {SERVING: "pass_to_rounds"},
         Proposal: {SERVING: "pass_to_rounds"},
+        Consumed: {SERVING: "pass_to_rounds"},
         ev.Executed: {HELLO: "discard_result", ALLOCATING: "discard_result", SERVING: "pass_to_rounds"},
     },
 )
@@ -58,7 +59,7 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Groups]):
 
     table = TABLE
     hello_state = HELLO
-    from_peer = (Proposal, SelfTest)
+    from_peer = (Proposal, Consumed, SelfTest)
     options: TargetOptions
 
     def __init__(self, profile: TargetHello, options: TargetOptions, new_id: Callable[[], int]) -> None:
@@ -89,7 +90,7 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Groups]):
                 return self.is_for_this_incarnation(message)
             case JoinDraft() | DraftGone() | Verify():
                 return message.stamp.epoch == self.epoch and message.stamp.target == self.incarnation
-            case SelfTest() | Proposal():
+            case SelfTest() | Proposal() | Consumed():
                 return bool(self.draft) and message.stamp == self.stamp
         return False
 
@@ -146,8 +147,8 @@ class TargetLink(ServiceLink[ev.Event, ev.Effect, Groups]):
         elif draft != self.draft:
             self._lose_draft()
             self.stamp = replace(self.stamp, draft=draft)
-            self.groups.draft_joins(self.stamp)
-            self.effects.append(ev.AllocateDraft(draft, message.kv_bytes_per_position))
+            self.groups.draft_joins(self.stamp, message.capture)
+            self.effects.append(ev.AllocateDraft(message))
         elif self._manifest:
             self.effects.append(ev.SendGateway(DraftRegion(self.stamp, self._manifest)))
 

@@ -1,13 +1,15 @@
 """One round of the target, from its Verify to the rows of its verdict."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from common.kv.lengths import most_nodes
 from common.messages.rounds import Admit, AdmitAnswer, LiveRow, ProposalRow, VerdictRow, Verify
 from services.target.slots import Slot, Slots
-from services.target.work import PrefillChunk, RoundResult, RoundWork, TreeRows
+from services.target.work import HiddenSpan, PrefillChunk, RoundResult, RoundWork, TreeRows
+
+NO_ROWS = HiddenSpan(0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -136,13 +138,19 @@ class Round:
         tokens, parents = tuple(proposed.tokens[:fit]), tuple(proposed.parents[:fit])
         return TreeRows(slot.slot, pages, base, tokens, parents, slot.sampling)
 
-    def verdict_rows(self, result: RoundResult) -> list[VerdictRow]:
-        """The target's answers, with pages reserved for every node of each slot's next round."""
+    def verdict_rows(self, result: RoundResult, hidden: Iterable[HiddenSpan]) -> list[VerdictRow]:
+        """The target's answers, with pages reserved for every node of each slot's next round. hidden: where
+        the draft finds the hidden rows."""
         sampled = {tree.slot: tree.ids for tree in result.trees}
-        return [self._verdict_row(planned, result.error, sampled) for planned in self.planned]
+        spans = {span.slot: span for span in hidden}
+        return [self._verdict_row(planned, result.error, sampled, spans) for planned in self.planned]
 
     def _verdict_row(
-        self, planned: Planned, error: str, sampled: Mapping[int, tuple[int, ...]]
+        self,
+        planned: Planned,
+        error: str,
+        sampled: Mapping[int, tuple[int, ...]],
+        spans: Mapping[int, HiddenSpan],
     ) -> VerdictRow:
         row, slot, status = planned.row, planned.slot, planned.status
         if slot is None:
@@ -165,6 +173,18 @@ class Round:
         accepted = max(0, len(ids) - 1)
         kv, allocated = slot.kv + accepted, self._slots.allocated(slot)
         drafted = planned.drafted if ids else 0
+        span = spans.get(slot.slot, NO_ROWS)
         return VerdictRow(
-            row.request, row.slot, row.generation, status, base, kv, allocated, list(ids), drafted, accepted
+            row.request,
+            row.slot,
+            row.generation,
+            status,
+            base,
+            kv,
+            allocated,
+            list(ids),
+            drafted,
+            accepted,
+            span.first,
+            span.count,
         )

@@ -1,17 +1,18 @@
 """The target's rounds of one group: which is due, its join with the proposal, its verdict."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from common.actors.table import Table, everywhere
 from common.link.rounds import QUEUED, RUNNING, LinkRounds
-from common.messages.rounds import Proposal, ProposalRow, Verdict, Verify
+from common.messages.rounds import Consumed, Proposal, ProposalRow, Verdict, Verify, hidden_block
 from common.messages.stamp import Stamp
 from services.target import events as ev
 from services.target.proposals import usable_rows
 from services.target.round import Round
+from services.target.row_blocks import RowBlocks
 from services.target.slots import Slots
-from services.target.work import RoundResult
+from services.target.work import Capture, RoundResult
 
 IDLE, JOINING = "idle", "joining"
 STATES = (IDLE, JOINING, QUEUED, RUNNING)
@@ -22,6 +23,7 @@ TABLE = Table(
     {
         Verify: {IDLE: "start_round", **everywhere(AT_WORK, "note_repeat")},
         Proposal: everywhere(STATES, "take_proposal"),
+        Consumed: everywhere(STATES, "take_back_block"),
         ev.TimerFired: {JOINING: "stop_waiting"},
         ev.Executed: {RUNNING: "finish_round"},
     },
@@ -33,13 +35,16 @@ class Serving:
     """What the groups share under one configuration.
 
     stamp: of what is said now; its draft is the one that a region is held for. draft_tested: that draft hears
-    verdicts, and pages wait for it. verdicts: how many were made.
+    verdicts, and pages wait for it. layers: whose states it reads in hidden rows; empty for none. blocks:
+    where they go. verdicts: how many were made.
     """
 
     slots: Slots
     stamp: Stamp
     vocab_size: int
     draft_tested: bool = False
+    layers: tuple[int, ...] = ()
+    blocks: RowBlocks = field(default_factory=RowBlocks)
     verdicts: int = 0
 
 
@@ -61,6 +66,8 @@ class Rounds(LinkRounds[ev.Effect]):
         self._early: Proposal | None = None
         self._joined: Proposal | None = None
         self._draft_word = "none"
+        self._capture: Capture | None = None
+        self._hidden_word = "none"
         self._verdict: Verdict | None = None
 
     def forget_draft(self) -> None:
@@ -89,6 +96,7 @@ class Rounds(LinkRounds[ev.Effect]):
         self._export_grown()
         early, self._early, self._joined = self._early, None, None
         self._draft_word = "none"
+        self._capture, self._hidden_word = None, "none"
         if not self._round.has_work:
             self._conclude(RoundResult(self.group, verify.round, (), 0))
         elif not (verify.k and self._serving.draft_tested and self._round.verifying()):
@@ -157,7 +165,28 @@ class Rounds(LinkRounds[ev.Effect]):
         elif self._draft_word == "used":
             self._draft_word = "absent"
         self.state = RUNNING
-        self.effects.append(ev.Run(self._round.work(rows)))
+        self._choose_capture(self._round.verify)
+        self.effects.append(ev.Run(replace(self._round.work(rows), capture=self._capture)))
+
+    def _choose_capture(self, verify: Verify) -> None:
+        """Hidden rows are written if the draft is there and wants them and has consumed what their block
+        holds."""
+        serving = self._serving
+        if not (verify.capture and serving.layers and serving.draft_tested):
+            return
+        self._hidden_word = "no_rows"
+        if serving.blocks.is_free(self.group, verify.round):
+            block = hidden_block(self.group, verify.round)
+            self._capture = Capture(serving.stamp.draft, block, serving.layers)
+        else:
+            self.counters["no_rows"] += 1
+
+    def take_back_block(self, message: Consumed) -> None:
+        """The draft has read the group's blocks up to that round: they may be written again."""
+        if not 0 <= message.round <= self._last_round:
+            self.counters["bad:Consumed"] += 1
+            return
+        self._serving.blocks.consumed(self.group, message.round)
 
     def finish_round(self, event: ev.Executed[RoundResult]) -> None:
         """Turn the device's result into the verdict, with the next round's pages reserved before it is
@@ -167,7 +196,13 @@ class Rounds(LinkRounds[ev.Effect]):
     def _conclude(self, result: RoundResult) -> None:
         assert self._round is not None
         serving = self._serving
-        rows = self._round.verdict_rows(result)
+        hidden = result.hidden
+        if self._capture is None or self._capture.draft != serving.stamp.draft:
+            hidden = ()
+        if hidden:
+            self._hidden_word = "rows"
+            serving.blocks.write(self.group, self._last_round)
+        rows = self._round.verdict_rows(result, hidden)
         self._export_grown()
         serving.verdicts += 1
         self._verdict = Verdict(
@@ -182,6 +217,7 @@ class Rounds(LinkRounds[ev.Effect]):
             result.elapsed_us,
             result.error,
             serving.verdicts,
+            self._hidden_word,
         )
         self._round = None
         self.finished += 1

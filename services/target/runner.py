@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -13,7 +14,8 @@ from common.messages.lifecycle import Configure
 from common.model.llama import LlamaModel
 from common.sampling.sampler import sample
 from common.sampling.tree import walk
-from services.target.work import RoundResult, RoundWork, TreeResult, TreeRows
+from services.target.memory import HiddenBlock
+from services.target.work import HiddenSpan, RoundResult, RoundWork, TreeResult, TreeRows, hidden_spans
 
 
 class TargetRunner:
@@ -27,6 +29,7 @@ class TargetRunner:
         self.vocab_size = vocab_size
         self._page_size = 0
         self._cache: KvCache | None = None
+        self._embedding: torch.Tensor | None = None
 
     def allocate(self, configure: Configure) -> None:
         """KV memory of its own for every page, in place of any earlier. Raises MemoryError."""
@@ -36,21 +39,40 @@ class TargetRunner:
         _check_memory(positions * kv_bytes_per_position(self.model.config, self.model.dtype))
         self._cache = KvCache.allocate(self.model.config, positions, self.model.dtype)
 
-    def execute(self, work: RoundWork) -> RoundResult:
+    def read_embedding_at(self, memory: torch.Tensor | None) -> None:
+        """From the next round on the model reads its embedding there: the same numbers, [ids, hidden size].
+        None changes nothing."""
+        self._embedding = memory
+
+    def execute(self, work: RoundWork, hidden: HiddenBlock | None = None) -> RoundResult:
+        """hidden: where the rows of work.capture go; they are captured and written in this call alone, and
+        nothing is written when the forward fails."""
         started = time.perf_counter()
         assert self._cache is not None
+        if self._embedding is not None:
+            self.model.move_embedding(self._embedding)
+            self._embedding = None
         batch = build_batch(work.chunks, work.trees, self._page_size)
-        logits = self.model.forward(batch, self._cache).logits
+        layers = work.capture.layers if work.capture and hidden else None
+        output = self.model.forward(batch, self._cache, capture=layers)
         results = []
+        paths = []
         first = 0
         for tree in work.trees:
-            results.append(self._accept(tree, logits[first : first + len(tree.tokens)]))
+            result, path = self._accept(tree, output.logits[first : first + len(tree.tokens)])
+            results.append(result)
+            paths.append(path)
             first += len(tree.tokens)
+        spans: tuple[HiddenSpan, ...] = ()
+        if output.captured is not None and hidden is not None:
+            spans = hidden_spans(work, results)
+            _write_hidden(output.captured, _rows_of(spans, work, paths), work.round, hidden)
         elapsed_us = round((time.perf_counter() - started) * 1e6)
-        return RoundResult(work.group, work.round, tuple(results), elapsed_us)
+        return RoundResult(work.group, work.round, tuple(results), elapsed_us, hidden=spans)
 
-    def _accept(self, tree: TreeRows, logits: torch.Tensor) -> TreeResult:
-        """logits: float32 [nodes, vocab]. The token sampled at a node stands one position behind the node."""
+    def _accept(self, tree: TreeRows, logits: torch.Tensor) -> tuple[TreeResult, list[int]]:
+        """Also the nodes of the accepted path. logits: float32 [nodes, vocab]. The token sampled at a node
+        stands one position behind the node."""
         rows = logits.numpy()[:, : self.vocab_size]
         depth = depths(tree.parents)
 
@@ -59,7 +81,7 @@ class TargetRunner:
 
         path, bonus = walk(tree.tokens, tree.parents, choose)
         self._compact(tree, path)
-        return TreeResult(tree.slot, (*(tree.tokens[node] for node in path), bonus))
+        return TreeResult(tree.slot, (*(tree.tokens[node] for node in path), bonus)), path
 
     def _compact(self, tree: TreeRows, path: list[int]) -> None:
         """Move the accepted path's KV from the nodes' places to its logical positions."""
@@ -74,6 +96,26 @@ class TargetRunner:
             physical_slots(pages, first + nodes, self._page_size),
             physical_slots(pages, first + places, self._page_size),
         )
+
+
+def _rows_of(spans: Iterable[HiddenSpan], work: RoundWork, paths: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Rows of the forward, by row of the block: int64. paths: accepted nodes of each tree."""
+    rows: dict[int, list[int]] = {span.slot: [] for span in spans}
+    first = 0
+    for chunk in work.chunks:
+        rows[chunk.slot].extend(range(first, first + len(chunk.ids)))
+        first += len(chunk.ids)
+    for tree, path in zip(work.trees, paths, strict=True):
+        rows[tree.slot].extend((first, *(first + node for node in path)))
+        first += len(tree.tokens)
+    return torch.tensor([row for own in rows.values() for row in own])
+
+
+def _write_hidden(captured: torch.Tensor, rows: torch.Tensor, round_: int, block: HiddenBlock) -> None:
+    """The tag goes first and comes last, so that a reader sees whether the rows are those of its round."""
+    block.tag.zero_()
+    block.rows[: len(rows)].copy_(captured.index_select(0, rows))
+    block.tag.fill_(round_)
 
 
 def _check_memory(needed: int) -> None:

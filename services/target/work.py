@@ -1,5 +1,6 @@
 """What the target's device thread is asked to do in one round, and what it answers. Plain data, no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from common.sampling.params import SamplingParams
@@ -29,13 +30,25 @@ class TreeRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Capture:
+    """Write hidden rows to a block of the draft that a region is held for. layers: whose entering residual
+    stream makes up a row."""
+
+    draft: int
+    block: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RoundWork:
-    """A slot's chunk comes before its tree in the same forward when both are there."""
+    """A slot's chunk comes before its tree in the same forward when both are there. capture: None captures
+    nothing."""
 
     group: int
     round: int
     chunks: tuple[PrefillChunk, ...]
     trees: tuple[TreeRows, ...]
+    capture: Capture | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +60,35 @@ class TreeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenSpan:
+    """Rows first, first + 1, … of the captured block: the slot's chunk, then root and accepted path."""
+
+    slot: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundResult:
-    """error is set when the forward failed: then no row has a result."""
+    """error is set when the forward failed: then no row has a result. hidden: one span per slot with rows in
+    the block; empty when nothing was captured."""
 
     group: int
     round: int
     trees: tuple[TreeResult, ...]
     elapsed_us: int
     error: str = ""
+    hidden: tuple[HiddenSpan, ...] = ()
+
+
+def hidden_spans(work: RoundWork, trees: Iterable[TreeResult]) -> tuple[HiddenSpan, ...]:
+    """The spans that a captured round fills, in the order of its slots' first rows."""
+    counts: dict[int, int] = {chunk.slot: len(chunk.ids) for chunk in work.chunks}
+    for tree in trees:
+        counts[tree.slot] = counts.get(tree.slot, 0) + len(tree.ids)
+    spans: list[HiddenSpan] = []
+    first = 0
+    for slot, count in counts.items():
+        spans.append(HiddenSpan(slot, first, count))
+        first += count
+    return tuple(spans)

@@ -78,7 +78,7 @@ def drafter(model: LlamaModel) -> DraftModelDrafter:
     for slot, pages in SLOT_PAGES.items():
         table[slot] = torch.tensor(pages)
     kv = torch.full((PAGES * PAGE * made.kv_bytes_per_position,), 0xFF, dtype=torch.uint8)
-    made.attach(SharedState(table, kv, torch.empty(0), PAGES, PAGE, 80, 9))
+    made.attach(SharedState(table, kv, None, PAGES, PAGE, 80, 9))
     return made
 
 
@@ -89,7 +89,7 @@ def row(
 
 
 def drafted(made: DraftModelDrafter, *rows: DraftRow) -> dict[int, Ids]:
-    return {tree.slot: tree.tokens[1:] for tree in made.draft(DraftWork(0, 1, rows, ()))}
+    return {tree.slot: tree.tokens[1:] for tree in made.draft(DraftWork(0, 1, rows, ())).trees}
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])

@@ -152,10 +152,10 @@ def decode_row(answer: AdmitAnswer, ids: list[int], start: int, chunk: tuple[int
 class DraftBench:
     """A draft that is attached and tested."""
 
-    def __init__(self, kv_bytes_per_position: int = 1, groups: int = 1) -> None:
+    def __init__(self, groups: int = 1, **hello: object) -> None:
         ids = count(100)
         self.now = 0.0
-        profile = draft_hello(kv_bytes_per_position=kv_bytes_per_position)
+        profile = draft_hello(**hello)
         self.link = DraftLink(profile, DraftOptions(), lambda: next(ids))
         self.feed(dev.Start())
         self.stamp = Stamp(EPOCH, 500, self.link.incarnation)
@@ -177,8 +177,8 @@ class DraftBench:
     ) -> list:
         return self.tell(Propose(self.stamp, group, round_, k, rows, list(sent)))
 
-    def verdict(self, round_: int, rows: list[VerdictRow], group: int = 0) -> list:
-        return self.tell(Verdict(self.stamp, group, round_, rows, [], "used", 5, 0, 10))
+    def verdict(self, round_: int, rows: list[VerdictRow], hidden: str = "none", group: int = 0) -> list:
+        return self.tell(Verdict(self.stamp, group, round_, rows, [], "used", 5, 0, 10, hidden=hidden))
 
 
 def propose_row(
@@ -242,9 +242,9 @@ class GatewayBench:
         effects = self.tell(target_hello(incarnation, **hello))
         return effects + self.tell(Configured(self.gateway.epoch, incarnation, "endpoint"))
 
-    def join(self, incarnation: int) -> list:
+    def join(self, incarnation: int, **hello: object) -> list:
         self.draft = incarnation
-        effects = self.tell(draft_hello(incarnation), "draft")
+        effects = self.tell(draft_hello(incarnation, **hello), "draft")
         effects += self.tell(DraftRegion(self.stamp, b"manifest"))
         return effects + self.tell(DraftReady(self.stamp), "draft")
 

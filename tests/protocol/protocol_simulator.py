@@ -16,6 +16,7 @@ from protocol_watch import Watch
 from protocol_world import Job, Process, ToySink, corrupt, draw_world
 from toy_devices import DraftDevice, TargetDevice, Tenant
 from toy_model import VOCAB, PagedMemory, Violation, expected_text
+from toy_rows import RowBuffer
 
 from common.messages.lifecycle import DraftHello, Message, TargetHello
 from common.messages.rounds import Proposal
@@ -204,8 +205,12 @@ class Simulator:
         self.target = Process("target", machine, TargetDevice(PagedMemory(self.world.page_size)))
         self._feed(self.target, tev.Start())
 
+    @property
+    def _layers(self) -> list[int]:
+        return [1, 2] if self.world.captures else []
+
     def _start_draft(self) -> None:
-        hello = DraftHello(0, PROTOCOL_VERSION, "toy", VOCAB, "hash", "cpu", 1, 16)
+        hello = DraftHello(0, PROTOCOL_VERSION, "toy", VOCAB, "hash", "cpu", 1, 16, self._layers, 7)
         machine = DraftLink(hello, DraftOptions(silence_s=2.0, self_test_s=2.0), self.new_id)
         device = DraftDevice(
             self.rng, PagedMemory(self.world.page_size), self.world.skill, self.world.branching
@@ -341,6 +346,8 @@ class Simulator:
                 self.at(self.rng.random() * 0.01, "event", process, ready)
             case tev.AllocateDraft():
                 process.tables[effect.draft] = {}
+                if effect.join.capture:
+                    process.buffers[effect.draft] = RowBuffer()
                 ready = tev.RegionReady(effect.draft, b"manifest")
                 self.at(self.rng.random() * 0.01, "event", process, ready)
             case tev.TestRegion():
@@ -363,6 +370,7 @@ class Simulator:
         slots = process.machine.slots
         self.watch.trees(process, work)
         self.watch.writes(slots, work)
+        self.watch.capture(process, self.draft, work)
         owners = {
             number: Tenant((slot.request, slot.generation), slot.cached)
             for number, slot in slots.live.items()
@@ -427,7 +435,9 @@ class Simulator:
             result = RoundResult(work.group, work.round, (), elapsed_us, error="out of luck")
             self.counters["forward_errors"] += 1
         else:
-            result = process.device.execute(work, owners, elapsed_us)
+            buffer = process.buffers.get(work.capture.draft) if work.capture else None
+            self.watch.capture(process, self.draft, work)
+            result = process.device.execute(work, owners, elapsed_us, buffer)
         self._feed(process, tev.Executed(result))
 
     def _draft_done(self, process: Process, work: object, table: dict[int, tuple[int, ...]] | None) -> None:
@@ -435,6 +445,10 @@ class Simulator:
             self._feed(process, dev.Executed(DraftResult(work.group, work.round, (), error="region is gone")))
             return
         self.watch.draft_pages(process, self.target.machine.slots, work, table)
+        buffer = self.target.buffers.get(process.region)
+        for row in work.rows:
+            if row.hidden:
+                self.counters["rows"] += buffer.check(row)
         self._feed(process, dev.Executed(process.device.execute(work, table)))
 
 

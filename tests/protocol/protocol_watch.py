@@ -147,6 +147,22 @@ class Watch:
                 if page not in holds:
                     raise Violation(f"the draft of {row.key} works in page {page}, which is not its own now")
 
+    def capture(self, process: Process, draft: Process | None, work: RoundWork) -> None:
+        """Hidden rows are written when the round asks for them, to a block that the draft is done with."""
+        capture = work.capture
+        if capture is None:
+            return
+        verify = process.machine.groups.rounds[work.group]._round.verify
+        if not verify.capture or not capture.layers:
+            raise Violation(f"round {work.round} captures hidden rows that it was not asked for")
+        if draft is None or draft.region != capture.draft or draft.machine.groups is None:
+            return
+        reading = [row.hidden for row in draft.running.rows] if draft.running else []
+        reading += [log.hidden for log in draft.machine.groups.logs]
+        for rows in reading:
+            if any(hidden.block == capture.block for hidden in rows):
+                raise Violation(f"round {work.round} writes to block {capture.block}, which is being read")
+
     def writes(self, slots: Slots, work: RoundWork) -> None:
         """The target writes to no page that anyone else holds or can find."""
         size = slots.pool.page_size

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from toy_devices import DraftDevice, TargetDevice
 from toy_model import EOS, VOCAB, Violation
+from toy_rows import RowBuffer
 
 from common.messages.rounds import Proposal, ProposalRow
 from services.draft.link import DraftLink
@@ -47,6 +48,7 @@ class World:
     sharing: float
     common: tuple[int, ...]
     groups: int
+    captures: bool
 
 
 def draw_world(rng: random.Random) -> World:
@@ -89,6 +91,7 @@ def draw_world(rng: random.Random) -> World:
         sharing=rng.choice((0.0, 0.7, 1.0)),
         common=tuple(rng.randrange(1, VOCAB) for _ in range(18)),
         groups=rng.choice((1, 2)),
+        captures=rng.random() < 0.6,
     )
 
 
@@ -137,6 +140,7 @@ class Process:
     timers: dict[str, float] = field(default_factory=dict)
     executed: set[tuple[int, int, int]] = field(default_factory=set)
     tables: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
+    buffers: dict[int, RowBuffer] = field(default_factory=dict)
     region: int = 0
     hung: bool = False
 

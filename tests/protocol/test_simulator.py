@@ -45,6 +45,7 @@ def test_lifetimes_under_faults_keep_every_invariant(first: int) -> None:
         "resent:Verify",
         "prefix_hits",
         "forgotten_pages",
+        "rows",
     ):
         assert seen[what], f"no lifetime of this block saw {what}"
 
@@ -78,8 +79,8 @@ def test_a_violation_names_its_seed_and_shows_its_trace(monkeypatch: pytest.Monk
 def test_the_simulator_catches_a_target_that_commits_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Round._verdict_row
 
-    def eager(self: Round, planned, error, sampled):
-        row = original(self, planned, error, sampled)
+    def eager(self: Round, planned, *result):
+        row = original(self, planned, *result)
         if planned.slot is not None:
             planned.slot.ids.extend(row.ids)
         return row

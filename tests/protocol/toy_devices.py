@@ -4,9 +4,10 @@ import random
 from dataclasses import dataclass, field
 
 from toy_model import VOCAB, Cell, PagedMemory, Violation, chain_of, extend, next_token
+from toy_rows import RowBuffer
 
 from services.draft.work import DraftResult, DraftRow, DraftWork, Tree
-from services.target.work import RoundResult, RoundWork, TreeResult, TreeRows
+from services.target.work import RoundResult, RoundWork, TreeResult, TreeRows, hidden_spans
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,12 @@ class TargetDevice:
 
     memory: PagedMemory
 
-    def execute(self, work: RoundWork, owners: dict[int, Tenant], elapsed_us: int) -> RoundResult:
+    def execute(
+        self, work: RoundWork, owners: dict[int, Tenant], elapsed_us: int, buffer: RowBuffer | None
+    ) -> RoundResult:
+        """buffer: hidden rows of the draft that the work captures for."""
         memory = self.memory
+        rows: dict[int, list[Cell]] = {}
         for chunk in work.chunks:
             tenant = owners[chunk.slot]
             owner = tenant.owner
@@ -32,9 +37,30 @@ class TargetDevice:
             for offset, token in enumerate(chunk.ids):
                 chain = extend(chain, token)
                 position = chunk.start + offset
-                memory.write(chunk.pages, position, Cell(owner, position, token, chain))
+                cell = Cell(owner, position, token, chain)
+                memory.write(chunk.pages, position, cell)
+                rows.setdefault(chunk.slot, []).append(cell)
         trees = tuple(self._verify(tree, owners[tree.slot]) for tree in work.trees)
-        return RoundResult(work.group, work.round, trees, elapsed_us)
+        if work.capture is None:
+            return RoundResult(work.group, work.round, trees, elapsed_us)
+        for tree, result in zip(work.trees, trees, strict=True):
+            path = self._path(tree, owners[tree.slot], result)
+            rows[tree.slot] = rows.get(tree.slot, []) + path
+        spans = hidden_spans(work, trees)
+        if buffer is None:
+            raise Violation(f"round {work.round} captures for a draft that reads no hidden rows")
+        buffer.write(work.capture.block, work.round, [cell for span in spans for cell in rows[span.slot]])
+        return RoundResult(work.group, work.round, trees, elapsed_us, hidden=spans)
+
+    def _path(self, tree: TreeRows, tenant: Tenant, result: TreeResult) -> list[Cell]:
+        """Cells of the root and the accepted path."""
+        root = tree.base - 1
+        chain = self.memory.read_prefix(tree.pages, tenant.owner, root, "prefix of a path", tenant.cached)
+        cells = []
+        for offset, token in enumerate((tree.tokens[0], *result.ids[:-1])):
+            chain = extend(chain, token)
+            cells.append(Cell(tenant.owner, root + offset, token, chain))
+        return cells
 
     def _verify(self, tree: TreeRows, tenant: Tenant) -> TreeResult:
         root, owner = tree.base - 1, tenant.owner

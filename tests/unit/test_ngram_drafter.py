@@ -8,7 +8,7 @@ def _row(ids: list[int], k: int = 4, slot: int = 1, key: tuple[int, int] = (1, 1
 
 
 def _draft(drafter: NgramDrafter, *rows: DraftRow, released: tuple[int, ...] = ()) -> tuple[Tree, ...]:
-    return drafter.draft(DraftWork(0, 1, rows, released))
+    return drafter.draft(DraftWork(0, 1, rows, released)).trees
 
 
 def test_it_proposes_what_followed_the_last_occurrence() -> None:

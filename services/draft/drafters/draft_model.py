@@ -11,7 +11,7 @@ from common.kv.lengths import pages_for
 from common.model.llama import LlamaModel
 from common.sampling.sampler import sample
 from services.draft.drafters.base import SharedState
-from services.draft.work import DraftRow, DraftWork, Tree
+from services.draft.work import DraftRow, Drafts, DraftWork, Tree
 
 EXTEND_ROWS = 256
 """Committed tokens that one work catches up on; a slot further behind proposes nothing yet."""
@@ -64,6 +64,8 @@ class DraftModelDrafter:
     """Chains, each token chosen with the noise that the target will use at its position."""
 
     max_k = MAX_K
+    capture: tuple[int, ...] = ()
+    hidden_row_bytes = 0
 
     def __init__(self, name: str, model: LlamaModel, vocab_size: int, tokenizer: str) -> None:
         self.name = name
@@ -86,16 +88,20 @@ class DraftModelDrafter:
         self._cache = None
         self._shared = None
 
-    def draft(self, work: DraftWork) -> tuple[Tree, ...]:
+    def draft(self, work: DraftWork) -> Drafts:
         for slot in work.released:
             self._lanes.pop(slot, None)
         chains = self._extend(work.rows)
         while going_on := [chain for chain in chains if chain.going_on]:
             self._step(going_on)
-        return tuple(
-            Tree(chain.row.slot, (chain.row.ids[-1], *chain.drafted), tuple(range(-1, len(chain.drafted))))
-            for chain in chains
-            if chain.drafted
+        return Drafts(
+            tuple(
+                Tree(
+                    chain.row.slot, (chain.row.ids[-1], *chain.drafted), tuple(range(-1, len(chain.drafted)))
+                )
+                for chain in chains
+                if chain.drafted
+            )
         )
 
     def _extend(self, rows: Sequence[DraftRow]) -> list[_Chain]:

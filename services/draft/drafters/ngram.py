@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.draft.drafters.base import SharedState
-from services.draft.work import DraftWork, Tree
+from services.draft.work import Drafts, DraftWork, Tree
 
 MAX_K = 32
 
@@ -29,6 +29,8 @@ class NgramDrafter:
     name = "ngram"
     kv_bytes_per_position = 0
     max_k = MAX_K
+    capture: tuple[int, ...] = ()
+    hidden_row_bytes = 0
 
     def __init__(self, vocab_size: int, tokenizer: str, *, longest_n: int = 4, shortest_n: int = 2) -> None:
         self.vocab_size = vocab_size
@@ -42,7 +44,7 @@ class NgramDrafter:
     def detach(self) -> None:
         self._indexes.clear()
 
-    def draft(self, work: DraftWork) -> tuple[Tree, ...]:
+    def draft(self, work: DraftWork) -> Drafts:
         for slot in work.released:
             self._indexes.pop(slot, None)
         trees = []
@@ -53,7 +55,7 @@ class NgramDrafter:
             self._take_in(index, row.ids)
             if drafted := self._lookup(index, row.ids, row.k):
                 trees.append(Tree(row.slot, (row.ids[-1], *drafted), tuple(range(-1, len(drafted)))))
-        return tuple(trees)
+        return Drafts(tuple(trees))
 
     def _take_in(self, index: _Index, ids: Sequence[int]) -> None:
         for end in range(max(index.indexed, 1), len(ids)):

@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 256
     k: int | Literal["auto"] = "auto"
     groups: int | Literal["auto"] = "auto"
+    tree_width: int = 4
     draft_wait_s: float = 0.25
     queue_limit: int = 256
     target_threads: int = 0
@@ -68,7 +69,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 HELP = {
     "model": "name of a known model, a Hugging Face directory, or a .gguf file",
     "weights": "bf16, int4 (a GGUF file's own blocks), or auto: int4 where the model has them",
-    "drafter": "none, ngram, or the path of a draft model",
+    "drafter": "none, ngram, eagle3 (the head that ships for the model), eagle3+ngram (lookup hits first), "
+    "or the path of an EAGLE-3 head or a draft model",
     "host": "address of the HTTP front; beyond loopback it needs an API key",
     "port": "port of the HTTP front",
     "zmq_host": "address of the ZeroMQ front (loopback only)",
@@ -82,6 +84,7 @@ HELP = {
     "k": "draft tokens asked for in every round; auto chooses by what was measured, none included",
     "groups": "1 or 2 sets of requests that step by turns, so that the draft works on one while the target "
     "works on the other; auto takes 2 from 4 cores on",
+    "tree_width": "nodes that each level of an EAGLE-3 head's tree expands; 1 drafts chains",
     "draft_wait_s": "seconds that a round waits for the draft before it goes on without",
     "queue_limit": "requests that may wait or run before new ones are turned away",
     "target_threads": "threads of the target's device work; 0 takes the cores there are",
@@ -101,6 +104,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "prefill_chunk": (1, 1 << 16),
     "k": (0, 32),
     "groups": (1, 2),
+    "tree_width": (1, 16),
     "draft_wait_s": (0.0, 60.0),
     "queue_limit": (1, 1 << 20),
     "target_threads": (0, 1024),

@@ -63,13 +63,14 @@ class DraftLog:
         return row.kv >= row.base + len(row.ids) - 1
 
     def take_hidden(self, row: VerdictRow, block: int, round_: int) -> bool:
-        """Keep what the verdict that was foreseen last says of this slot's hidden rows; False if it does not
-        go with the log."""
+        """Keep what a verdict says of this slot's hidden rows, as far as its ids are those of the log: it may
+        come before their commit, when it has to be foreseen first, or after it. False if nothing is kept."""
         start = row.kv - row.hidden_count
-        known = len(self.ids) + len(self.tail)
-        if row.base != len(self.ids) or row.hidden_first < 0 or start < 0 or row.kv >= known:
+        behind = self.tail if row.base == len(self.ids) else self.ids[row.base :]
+        end = min(row.kv, row.base + _common(behind, row.ids) - 1)
+        if row.base > len(self.ids) or row.hidden_first < 0 or start < 0 or end <= start:
             return False
-        self.hidden.append(HiddenRows(block, round_, row.hidden_first, row.hidden_count, start))
+        self.hidden.append(HiddenRows(block, round_, row.hidden_first, end - start, start))
         return True
 
     @property

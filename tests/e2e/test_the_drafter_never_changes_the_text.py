@@ -6,17 +6,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from paceline import AsyncClient
 from tests.e2e.stack import Stack, running
+from tests.engine.eagle_head import write_random_head
 from tests.prompts import prompts
 
 MAX_TOKENS = 20
 REPLAY_AT = 9
 AT_ONCE = 8
 
+HEAD = "a random head"
+PROMPTS_OF = {"eagle_chain": 3, "eagle_tree": 6}
+"""Stacks that run some of the prompts only."""
 SAMPLING: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95},
@@ -46,6 +51,9 @@ STACKS: dict[str, tuple[str, ...]] = {
         "--check-page-table",
         "true",
     ),
+    # A random head: it drafts from the target's states, and is all but never right.
+    "eagle_chain": ("--drafter", HEAD, "--k", "3", "--tree-width", "1", "--draft-wait-s", "10"),
+    "eagle_tree": ("--drafter", HEAD, "--k", "7", "--draft-wait-s", "10", "--prefill-chunk", "24"),
 }
 
 WAYS = ("batch", "alone", "replayed")
@@ -83,9 +91,9 @@ def prompt_ids(stack: Stack) -> list[list[int]]:
     return rows
 
 
-async def collect(stack: Stack, ways: Sequence[str] = WAYS) -> Texts:
+async def collect(stack: Stack, count: int, ways: Sequence[str]) -> Texts:
     texts = Texts({}, "")
-    rows = prompt_ids(stack)
+    rows = prompt_ids(stack)[:count]
     gate = asyncio.Semaphore(AT_ONCE)
 
     async with AsyncClient(stack.address) as client:
@@ -127,14 +135,24 @@ async def collect(stack: Stack, ways: Sequence[str] = WAYS) -> Texts:
     return texts
 
 
-@pytest.fixture(scope="module")
-def texts() -> dict[str, Texts]:
-    collected = {}
-    for name, flags in STACKS.items():
+class Collected(dict[str, Texts]):
+    """Texts by stack, each run when it is first asked for. head: folder of the random head."""
+
+    def __init__(self, head: Path) -> None:
+        super().__init__()
+        self._head = str(head)
+
+    def __missing__(self, name: str) -> Texts:
+        flags = (self._head if flag == HEAD else flag for flag in STACKS[name])
         with running(*flags, draft=name != "none") as stack:
             ways = [way for stack_name, way in CASES if stack_name == name]
-            collected[name] = asyncio.run(collect(stack, ways))
-    return collected
+            self[name] = asyncio.run(collect(stack, PROMPTS_OF.get(name, len(PROMPTS)), ways))
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Collected:
+    return Collected(write_random_head(tmp_path_factory.mktemp("head")))
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +174,7 @@ def test_token_ids_are_those_of_plain_decoding(
             assert len(expected) == MAX_TOKENS
             assert ids == (expected[REPLAY_AT:] if way == "replayed" else expected), f"prompt {number}"
             compared += 1
-    assert compared == len(PROMPTS) == 12
+    assert compared == PROMPTS_OF.get(stack, 12)
 
 
 def test_sampling_differs_from_greedy(plain: dict[tuple[str, int], Ids]) -> None:
@@ -170,6 +188,11 @@ def test_a_draft_model_with_the_targets_weights_is_always_accepted(
     mine = texts[stack]
     assert mine.drafted > 300
     assert mine.rejected == 0
+
+
+def test_a_head_drafts_in_almost_every_step(texts: dict[str, Texts]) -> None:
+    for name, k in (("eagle_chain", 3), ("eagle_tree", 7)):
+        assert texts[name].drafted > 0.8 * k * texts[name].steps
 
 
 def test_the_exported_page_table_agrees_with_the_messages(texts: dict[str, Texts]) -> None:

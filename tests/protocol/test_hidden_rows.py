@@ -214,9 +214,18 @@ def test_a_block_without_rows_for_a_slot_that_lives_is_consumed_at_once() -> Non
     assert not of(effects, dev.Run)
 
 
-def test_a_late_verdict_is_consumed_though_its_rows_are_not_used() -> None:
+def test_rows_of_a_verdict_that_comes_after_its_commit_are_used_as_far_as_the_ids_agree() -> None:
+    for committed, count in (([4, 5], 2), ([4, 9], 1), ([9], 0)):
+        draft = hidden_draft()
+        draft.propose(2, [propose_row(committed, 3)])
+        row = work_of(draft.verdict(1, [accepted(3, [4, 5], 0, 2)], "rows")).rows[0]
+        assert row.ids == (1, 2, 3, *committed)
+        assert row.hidden == ((HiddenRows(1, 1, 0, count, 2),) if count else ())
+
+
+def test_a_late_verdict_for_slots_that_are_gone_is_consumed() -> None:
     draft = hidden_draft()
-    effects = draft.propose(3, [propose_row([4, 5], 3)])
+    effects = draft.propose(3, [propose_row([7], request=2)])
     assert messages(draft.verdict(1, [accepted(3, [4], 0, 1)], "rows"), Consumed) == []
     effects = finish(draft, effects)
     assert messages(effects, Consumed) == [Consumed(draft.stamp, 0, 1)]
@@ -242,7 +251,7 @@ def test_rows_past_a_commit_that_stops_early_are_not_used() -> None:
     draft = hidden_draft()
     busy = draft.propose(2, [propose_row([], 3)])
     draft.now += 1
-    busy = draft.feed(dev.TimerFired("join"))
+    busy = draft.feed(dev.TimerFired("join:0"))
     assert work_of(busy)
     draft.verdict(1, [accepted(3, [4, 5, 6], 0, 3)], "rows")
     draft.propose(3, [propose_row([4, 9], 3)])
@@ -255,7 +264,7 @@ def test_rows_wait_for_a_device_that_is_busy_and_are_read_then() -> None:
     draft = hidden_draft()
     busy = draft.propose(2, [propose_row([], 3)])
     draft.now += 1
-    busy = draft.feed(dev.TimerFired("join"))
+    busy = draft.feed(dev.TimerFired("join:0"))
     effects = draft.verdict(1, [accepted(3, [4], 0, 1)], "rows")
     assert not messages(effects, Consumed)
     effects = finish(draft, busy)

@@ -21,8 +21,8 @@ def test_the_simulator_catches_a_block_that_is_rewritten_before_it_is_consumed(
 
 def test_the_simulator_catches_a_capture_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def always(self: Rounds, verify) -> None:
-        if self.draft_tested:
-            self._capture = Capture(self.stamp.draft, 0, (1, 2))
+        if self._serving.draft_tested:
+            self._capture = Capture(self._serving.stamp.draft, 0, (1, 2))
 
     monkeypatch.setattr(Rounds, "_choose_capture", always)
     assert "not asked for" in caught(captures=False)
@@ -52,7 +52,7 @@ def test_the_simulator_catches_a_draft_that_says_consumed_while_it_reads(
         unread = self._unread
         original(self, round_, drafting, extending)
         if unread:
-            self.effects.append(dev.SendTarget(Consumed(self.stamp, 0, unread)))
+            self.effects.append(dev.SendTarget(Consumed(self._drafting.stamp, self.group, unread)))
 
     monkeypatch.setattr(DraftRounds, "_run", hasty)
     assert "is being read" in caught(captures=True, draft_s=0.1)

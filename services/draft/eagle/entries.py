@@ -1,0 +1,117 @@
+"""Which entries of the head's KV may be read. An entry at position p reads the target's state of p − 1 and id
+p, so it depends on ids up to p alone; position 0 has none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from common.kv.lengths import pages_for
+from common.kv.prefix_cache import Chain, extend_chain
+
+
+@dataclass(slots=True)
+class Lane:
+    """A slot's entries. key: (request, generation). reach: position of the newest entry, whose output is
+    kept; 0 for none. end: no entry at a position from here on. chain: names of the leading pages that are
+    remembered."""
+
+    key: tuple[int, int]
+    reach: int = 0
+    end: int = 0
+    chain: Chain = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a page holds. name: as in `common.kv.prefix_cache`. valid: bool [page_size]."""
+
+    name: bytes
+    valid: torch.Tensor
+
+
+class Entries:
+    """Validity by slot and position. What is not valid stays a hole: attention masks it.
+
+    page_table: int32 [slots, pages per slot], shared with the target. valid: bool [slots, positions].
+
+    A page is remembered by the ids that its entries were computed for until entries of other ids are written
+    to it. So a slot whose leading pages were found in the target's prefix cache finds the entries in them
+    too, and pages that hold something else are holes, whatever the target has given them out for in between.
+    """
+
+    def __init__(self, page_table: torch.Tensor, page_size: int) -> None:
+        slots, width = page_table.shape
+        self.page_table = page_table
+        self.page_size = page_size
+        self.positions = width * page_size
+        self.valid = torch.zeros(slots, self.positions, dtype=torch.bool)
+        self._lanes: dict[int, Lane] = {}
+        self._known: dict[int, _Known] = {}
+
+    def release(self, slot: int) -> None:
+        self._lanes.pop(slot, None)
+
+    def lane(self, slot: int, key: tuple[int, int], ids: Sequence[int], invalid_from: int) -> Lane:
+        """The slot's lane for this log, with entries at positions ≥ invalid_from dropped. 0 is said of a log
+        that nothing is known of yet, or no longer: what its pages are remembered for still stands."""
+        lane = self._lanes.get(slot)
+        if lane is None or lane.key != key or invalid_from == 0:
+            lane = self._lanes[slot] = Lane(key)
+            self.valid[slot] = False
+            self._find(slot, lane, ids)
+        elif lane.end > invalid_from:
+            self.valid[slot, invalid_from : lane.end] = False
+            lane.reach = lane.reach if lane.reach < invalid_from else 0
+            lane.end = invalid_from
+            del lane.chain[invalid_from // self.page_size :]
+        return lane
+
+    def lane_of(self, slot: int) -> Lane:
+        return self._lanes[slot]
+
+    def slots_of(self, slots: torch.Tensor, length: int) -> torch.Tensor:
+        """Physical positions 0 … length − 1 of slots (int64 [n]): int64 [n, length]; 0 where no page is."""
+        size = self.page_size
+        pages = self.page_table[:, : pages_for(length, size)].index_select(0, slots).long()
+        physical = pages.unsqueeze(-1) * size + torch.arange(size)
+        return physical.flatten(1)[:, :length]
+
+    def wrote(self, slot: int, lane: Lane, start: int, end: int) -> None:
+        """Entries start … end − 1 of the slot are in place."""
+        self.valid[slot, start:end] = True
+        lane.reach, lane.end = end - 1, max(lane.end, end)
+        first, last = start // self.page_size, (end - 1) // self.page_size
+        for page in self.page_table[slot, first : last + 1].tolist():
+            self._known.pop(page, None)
+        del lane.chain[first:]
+
+    def remember(self, slot: int, lane: Lane, ids: Sequence[int]) -> None:
+        """What the pages hold that the newest entry has filled or passed."""
+        size = self.page_size
+        full = (lane.reach + 1) // size
+        done = len(lane.chain)
+        if full <= done:
+            return
+        extend_chain(lane.chain, ids, full, size)
+        pages = self.page_table[slot, :full].tolist()
+        for index in range(done, full):
+            valid = self.valid[slot, index * size : (index + 1) * size].clone()
+            self._known[pages[index]] = _Known(lane.chain[index], valid)
+
+    def _find(self, slot: int, lane: Lane, ids: Sequence[int]) -> None:
+        """Take over what the slot's leading pages hold for the same ids."""
+        size = self.page_size
+        pages = self.page_table[slot, : (len(ids) - 1) // size].tolist()
+        for index, page in enumerate(pages):
+            known = self._known.get(page)
+            if known is None:
+                return
+            extend_chain(lane.chain, ids, index + 1, size)
+            if known.name != lane.chain[index]:
+                lane.chain.pop()
+                return
+            lane.end = (index + 1) * size
+            self.valid[slot, index * size : lane.end] = known.valid

@@ -1,0 +1,70 @@
+"""The head's numeric work on shared memory: over the target's states, and in steps on its own features."""
+
+from __future__ import annotations
+
+import torch
+
+from common.attention.kv_cache import KvCache
+from common.model.eagle3 import Eagle3Head
+from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention, ExtendPlan
+
+
+class EagleForward:
+    """extend and decode are bound here and nowhere else. cache: one layer, the drafter's entries by the
+    target's pages."""
+
+    def __init__(
+        self, head: Eagle3Head, cache: KvCache, extend: ExtendAttention, decode: DecodeAttention
+    ) -> None:
+        self._head = head
+        self._cache = cache
+        self._extend = extend
+        self._decode = decode
+
+    @property
+    def target_ids(self) -> torch.Tensor:
+        """int64 [draft_vocab]: the target's id of every draft id."""
+        return self._head.target_ids
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """Features of positions whose states are the target's. [rows, states] → [rows, hidden]."""
+        return self._head.fuse(states)
+
+    @torch.inference_mode()
+    def extend(self, features: torch.Tensor, ids: torch.Tensor, plan: ExtendPlan) -> torch.Tensor:
+        """Writes an entry per row: features of the target's position before, [rows, hidden], and the entry's
+        own id, int64 [rows]. Returns the outputs, [rows, hidden]."""
+        queries, keys, values = self._head.queries_keys_values(features, _int64(ids), plan.positions)
+        attended = self._extend.attend(plan, self._cache, queries, keys, values)
+        return self._head.output(features, attended)
+
+    @torch.inference_mode()
+    def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> DecodePlan:
+        return self._decode.plan(self._cache, key_slots, valid, most_nodes)
+
+    @torch.inference_mode()
+    def step(
+        self,
+        outputs: torch.Tensor,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: DecodePlan,
+        ancestors: torch.Tensor,
+    ) -> torch.Tensor:
+        """One level of every tree: outputs of the nodes' parents [nodes, hidden], the nodes' ids, int64, and
+        their rotation's positions, int64 [nodes]. Writes nothing that is shared. Returns the nodes'
+        outputs."""
+        features = self._head.feature(outputs)
+        queries, keys, values = self._head.queries_keys_values(features, _int64(ids), positions)
+        return self._head.output(features, plan.attend(queries, keys, values, ancestors))
+
+    @torch.inference_mode()
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, draft_vocab]."""
+        return self._head.logits(outputs)
+
+
+def _int64(ids: torch.Tensor) -> torch.Tensor:
+    if ids.dtype != torch.int64:
+        raise TypeError(f"ids are {ids.dtype}; they are int64 wherever they leave their producer")
+    return ids

@@ -1,0 +1,455 @@
+"""What a drafter that reads the target's states keeps to, on a tiny target and a random head."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.attention.kv_cache import KvCache
+from common.attention.segments import build_batch
+from common.model.eagle3 import Eagle3Head
+from common.model.llama import LlamaModel
+from common.sampling.params import SamplingParams
+from services.draft.drafters.eagle3 import Eagle3Drafter
+from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention
+from services.draft.eagle.forward import EagleForward
+from services.draft.eagle.growth import Shape
+from services.draft.work import DraftWork, HiddenRows
+from services.target.memory import HiddenBlock
+from services.target.work import Capture, PrefillChunk, RoundWork
+from tests.engine.eagle_pair import (
+    LAYERS,
+    PAGE,
+    POSITIONS,
+    SLOT_PAGES,
+    VOCAB,
+    Ids,
+    Pair,
+    eagle_drafter,
+    prompt,
+    random_head,
+    tiny_target,
+)
+
+CHAIN, TREE = Shape(width=1), Shape(width=3, depth=4)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11)
+WHOLE = [(0, 20)]
+CHUNKS = [(0, 7), (7, 8), (8, 20)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
+    return tiny_target(tmp_path_factory.mktemp("tiny"))
+
+
+def prefilled(model: LlamaModel, shape: Shape = CHAIN, chunks: list[tuple[int, int]] = WHOLE) -> Pair:
+    """A prompt whose every chunk was read when it was there."""
+    made = Pair(model, eagle_drafter(shape))
+    for chunk in chunks:
+        made.prefill_chunk(1, prompt(), chunk)
+        made.draft(1, k=0)
+    return made
+
+
+def entries(pair: Pair, slot: int, start: int, end: int) -> torch.Tensor:
+    """The KV of a slot's entries, as integers: [2, positions, numbers]."""
+    places = [SLOT_PAGES[slot][at // PAGE] * PAGE + at % PAGE for at in range(start, end)]
+    return pair.kv.view(2, PAGE * 64, -1)[:, places]
+
+
+# Entries
+
+
+def reference_chain(pair: Pair, model: LlamaModel, ids: Ids, holes: set[int], count: int) -> Ids:
+    """Greedy drafts of a plain head that attends over entries one query at a time. holes: positions without
+    an entry."""
+    config, weights = random_head()
+    head = Eagle3Head(
+        config, weights, dtype=torch.bfloat16, embedding=model.embedding, max_positions=POSITIONS + 40
+    )
+    states = hidden_states(pair, ids)
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+
+    def enter(feature: torch.Tensor, token: int, position: int) -> torch.Tensor:
+        q, k, v = head.queries_keys_values(feature, torch.tensor([token]), torch.tensor([position - 1]))
+        keys.append(k[0].float())
+        values.append(v[0].float())
+        group = config.heads // config.kv_heads
+        k_all = torch.stack(keys).repeat_interleave(group, dim=1)
+        v_all = torch.stack(values).repeat_interleave(group, dim=1)
+        weights_ = torch.einsum("hd,khd->hk", q[0].float(), k_all).softmax(-1)
+        attended = torch.einsum("hk,khd->hd", weights_, v_all)
+        return head.output(feature, attended.flatten().bfloat16().unsqueeze(0))
+
+    for position in range(1, len(ids)):
+        if position not in holes:
+            output = enter(head.fuse(states[position - 1 : position]), ids[position], position)
+    drafted: list[int] = []
+    for step in range(count):
+        drafted.append(int(head.target_ids[head.logits(output).argmax()]))
+        output = enter(head.feature(output), drafted[-1], len(ids) + step)
+    return tuple(drafted)
+
+
+def hidden_states(pair: Pair, ids: Ids) -> torch.Tensor:
+    """The target's states of all ids, from one forward with a cache of its own."""
+    model = pair.runner.model
+    cache = KvCache.allocate(model.config, 64 * PAGE, model.dtype)
+    chunk = PrefillChunk(1, SLOT_PAGES[1], 0, ids)
+    captured = model.forward(build_batch([chunk], [], PAGE), cache, capture=LAYERS).captured
+    assert captured is not None
+    return captured
+
+
+def chain(pair: Pair, k: int = 4) -> Ids:
+    (tree,) = pair.draft(1, k=k).trees
+    return tree.tokens[1:]
+
+
+def test_a_chain_is_what_a_plain_head_drafts(model: LlamaModel) -> None:
+    pair = prefilled(model, chunks=CHUNKS)
+    for _ in range(4):
+        (tree,) = pair.draft(1).trees
+        assert tree.parents == (-1, 0, 1, 2, 3)
+        assert tree.tokens[1:] == reference_chain(pair, model, pair.slots[1].ids, set(), 4)
+        pair.verify({1: (tree.tokens, tree.parents)})
+
+
+def test_a_prompt_in_chunks_leaves_the_entries_that_it_leaves_whole(model: LlamaModel) -> None:
+    whole, chunked = prefilled(model), prefilled(model, chunks=CHUNKS)
+    assert torch.equal(entries(whole, 1, 1, 21), entries(chunked, 1, 1, 21))
+    assert chain(whole) == chain(chunked)
+
+
+def test_ids_are_rotated_by_one_and_the_tail_of_a_chunk_is_the_next_prompt_id(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Ids, Ids]] = []
+    original = EagleForward.extend
+
+    def spy(self: EagleForward, features, ids, plan):
+        assert ids.dtype == torch.int64
+        seen.append((tuple(ids.tolist()), tuple(plan.positions.tolist())))
+        return original(self, features, ids, plan)
+
+    monkeypatch.setattr(EagleForward, "extend", spy)
+    prefilled(model, chunks=CHUNKS)
+    assert seen == [(prompt()[start + 1 : end + 1], tuple(range(start, end))) for start, end in CHUNKS]
+
+
+def test_extend_over_the_accepted_path_writes_the_true_entries(model: LlamaModel) -> None:
+    """Whatever tree was verified, accepted nodes leave the entries of a prompt that said the same."""
+    pair, plain = prefilled(model), prefilled(model)
+    right: Ids = ()
+    while len(right) < 4:
+        right += plain.verify({1: (plain.slots[1].ids[-1:], (-1,))})[1]
+    bonus, (first, second, third) = prompt()[-1], right[:3]
+    wrong = (first + 1) % VOCAB
+    tokens, parents = (bonus, wrong, first, wrong, second, third), (-1, 0, 0, 1, 2, 4)
+    assert pair.verify({1: (tokens, parents)})[1] == right[:4]
+    pair.draft(1, k=0)
+    whole = Pair(model, eagle_drafter(CHAIN))
+    whole.prefill_chunk(1, prompt() + right[:4], (0, 24))
+    whole.draft(1, k=0)
+    assert torch.equal(entries(pair, 1, 1, 25), entries(whole, 1, 1, 25))
+
+
+# What may be read
+
+
+def test_rows_that_were_missed_leave_holes_that_attention_masks(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    tokens = pair.slots[1].ids[-1:]
+    pair.verify({1: (tokens, (-1,))}, capture=False)
+    assert pair.draft(1).trees == (), "the bonus token has no entry"
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    assert chain(pair) == reference_chain(pair, model, pair.slots[1].ids, {21}, 4)
+
+
+def test_what_unwritten_memory_holds_does_not_matter(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))}, capture=False)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    assert entries(pair, 1, 21, 22).eq(0xFF).all(), "a hole was written"
+    drafted = chain(pair)
+    assert drafted == reference_chain(pair, model, pair.slots[1].ids, {21}, 4)
+
+
+def test_entries_of_ids_that_were_not_committed_are_not_read(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    pair.draft(1)
+    turned = (*pair.slots[1].ids[:-1], (pair.slots[1].ids[-1] + 7) % VOCAB)
+    pair.slots[1].ids = turned
+    assert pair.draft(1).trees == (), "the entry of the token that was not committed is gone"
+
+
+def test_a_slot_that_shares_pages_finds_the_entries_in_them(model: LlamaModel) -> None:
+    """As after a prefix hit: the leading pages are another slot's, the first entry behind them is a hole."""
+    pair = prefilled(model)
+    shared = SLOT_PAGES[1][:4]
+    pair.use_pages(2, (*shared, *SLOT_PAGES[2][4:]))
+    ids = (*prompt()[:18], 5, 6, 7)
+    pair.prefill_chunk(2, ids, (16, 20))
+    pair.draft(2, k=0)
+    drafter = pair.drafter
+    assert drafter._attached is not None
+    valid = drafter._attached.entries.valid[2]
+    assert valid[:21].tolist() == [False, *[True] * 15, False, *[True] * 4]
+    (tree,) = pair.draft(2).trees
+    assert tree.tokens[1:] == reference_chain(pair, model, ids, {16}, 4)
+
+
+def test_a_page_with_entries_of_other_ids_is_a_hole(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.use_pages(2, (*SLOT_PAGES[1][:4], *SLOT_PAGES[2][4:]))
+    ids = (9, *prompt()[1:])
+    pair.prefill_chunk(2, ids, (16, 20))
+    pair.draft(2, k=0)
+    assert pair.drafter._attached is not None
+    assert not pair.drafter._attached.entries.valid[2, :17].any()
+
+
+def test_a_slot_with_a_new_owner_reads_nothing_of_the_one_before(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    row = replace(pair.row(1, 4), key=(9, 1), ids=(3, *prompt()[1:]), hidden=())
+    assert pair.drafter.draft(DraftWork(0, 2, (row,), ())).trees == ()
+
+
+# Poisoned, stale and truncated blocks
+
+
+def test_a_poisoned_block_is_refused_and_leaves_a_hole(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    rows = pair.slots[1].unread[0]
+    pair.rows[rows.block, rows.first, 5] = float("nan")
+    drafts = pair.draft(1)
+    assert (drafts.trees, drafts.faults) == ((), ("poisoned",))
+    assert entries(pair, 1, 21, 22).eq(0xFF).all()
+
+
+def test_a_block_that_holds_another_round_is_refused(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    pair.tags[pair.slots[1].unread[0].block] += 2
+    drafts = pair.draft(1)
+    assert (drafts.trees, drafts.faults) == ((), ("stale",))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"first": 60, "count": 9}, {"block": 4}, {"block": -1}, {"first": -1}, {"start": -3}]
+)
+def test_a_truncated_block_is_refused(model: LlamaModel, lie: dict[str, int]) -> None:
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    rows: HiddenRows = pair.slots[1].unread[0]
+    pair.slots[1].unread = [replace(rows, **lie)]
+    drafts = pair.draft(1)
+    assert (drafts.trees, drafts.faults) == ((), ("truncated",))
+
+
+# The target's side
+
+
+def test_nothing_is_readable_after_a_failed_capture(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(model, eagle_drafter(CHAIN))
+    pair.prefill_chunk(1, prompt(), (0, 12))
+    before = pair.rows.clone(), pair.tags.clone()
+
+    def fail(*_: object) -> torch.Tensor:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(LlamaModel, "_logits", fail)
+        with pytest.raises(RuntimeError):
+            pair.prefill_chunk(1, prompt(), (12, 20))
+    assert torch.equal(pair.rows.nan_to_num(7), before[0].nan_to_num(7))
+    assert torch.equal(pair.tags, before[1])
+    chunk = PrefillChunk(1, SLOT_PAGES[1], 12, prompt()[12:20])
+    block = HiddenBlock(pair.rows[1], pair.tags[1:2])
+    result = pair.runner.execute(RoundWork(0, 9, (chunk,), ()), block)
+    assert result.hidden == ()
+    assert torch.equal(pair.tags, before[1])
+
+
+def test_captured_rows_are_held_by_nobody_after_the_round(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[weakref.ref[torch.Tensor]] = []
+    original = LlamaModel.forward
+
+    def spy(self: LlamaModel, *args, **options):
+        output = original(self, *args, **options)
+        captured.append(weakref.ref(output.captured))
+        return output
+
+    monkeypatch.setattr(LlamaModel, "forward", spy)
+    Pair(model, eagle_drafter(CHAIN)).prefill_chunk(1, prompt(), (0, 20))
+    assert [one() for one in captured] == [None]
+
+
+def test_states_are_consumed_once_and_dropped_before_activations_are_allocated(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: list[weakref.ref[torch.Tensor]] = []
+    extended = 0
+    fuse, extend = EagleForward.fuse, EagleForward.extend
+
+    def spy(self: EagleForward, given: torch.Tensor) -> torch.Tensor:
+        states.append(weakref.ref(given))
+        return fuse(self, given)
+
+    def check(self: EagleForward, *args) -> torch.Tensor:
+        nonlocal extended
+        extended += 1
+        assert states[-1]() is None
+        return extend(self, *args)
+
+    monkeypatch.setattr(EagleForward, "fuse", spy)
+    monkeypatch.setattr(EagleForward, "extend", check)
+    pair = prefilled(model)
+    pair.draft(1)
+    assert (len(states), extended) == (1, 1)
+
+
+def test_the_model_reads_its_embedding_where_it_was_moved(model: LlamaModel, tmp_path: Path) -> None:
+    other = tiny_target(tmp_path)
+    plain = hidden_states(Pair(other, eagle_drafter(CHAIN)), prompt())
+    moved = torch.empty_like(other.embedding).copy_(other.embedding)
+    pair = Pair(other, eagle_drafter(CHAIN))
+    pair.runner.read_embedding_at(moved)
+    pair.prefill_chunk(1, prompt(), (0, 20))
+    assert other.embedding.data_ptr() == moved.data_ptr()
+    assert torch.equal(hidden_states(pair, prompt()), plain)
+    moved.fill_(0.0)
+    assert not torch.equal(hidden_states(pair, prompt()), plain)
+
+
+# What a forward leaves alone
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+def test_a_forward_touches_no_length_and_no_memory_but_its_own_new_entries(
+    model: LlamaModel, shape: Shape
+) -> None:
+    pair = prefilled(model, shape)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    ids, table = pair.slots[1].ids, pair.table.clone()
+    rows, tags, kv = pair.rows.clone(), pair.tags.clone(), pair.kv.clone()
+    assert pair.draft(1).trees
+    assert pair.slots[1].ids == ids
+    assert torch.equal(pair.table, table)
+    assert torch.equal(pair.tags, tags)
+    assert torch.equal(pair.rows.nan_to_num(7), rows.nan_to_num(7))
+    changed = (pair.kv != kv).view(2, 64 * PAGE, -1).any(-1).any(0).nonzero().flatten().tolist()
+    assert changed == [SLOT_PAGES[1][21 // PAGE] * PAGE + 21 % PAGE]
+
+
+@pytest.mark.parametrize("allocated", [8, 16, 20, 21])
+def test_nothing_is_written_past_the_allocated_length_and_lengths_only_grow(
+    model: LlamaModel, allocated: int
+) -> None:
+    pair = Pair(model, eagle_drafter(TREE))
+    pair.prefill_chunk(1, prompt(), (0, 20))
+    trees = pair.draft(1, allocated=allocated).trees
+    assert bool(trees) == (allocated >= 21)
+    assert entries(pair, 1, allocated, 40).eq(0xFF).all()
+    assert entries(pair, 1, 1, allocated).ne(0xFF).any(-1).all()
+
+
+def test_ids_are_plain_integers_at_the_border_and_int64_inside(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    (tree,) = pair.draft(1).trees
+    assert all(type(one) is int for one in (*tree.tokens, *tree.parents))
+    forward = forward_of(pair.drafter)
+    assert forward.target_ids.dtype == torch.int64
+    outputs = torch.zeros(1, 63, dtype=torch.bfloat16)
+    plan = forward.plan_steps(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool), 1)
+    with pytest.raises(TypeError, match="int64"):
+        forward.step(
+            outputs,
+            torch.zeros(1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int64),
+            plan,
+            torch.ones(1, 1, 1, dtype=torch.bool),
+        )
+
+
+def forward_of(drafter: Eagle3Drafter) -> EagleForward:
+    assert drafter._attached is not None
+    return drafter._attached.forward
+
+
+def test_each_pass_uses_the_backend_that_was_bound_for_it(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+
+    def spy(name: str, kind: type, method: str) -> None:
+        original = getattr(kind, method)
+
+        def called(self, *args):
+            used.append(name)
+            return original(self, *args)
+
+        monkeypatch.setattr(kind, method, called)
+
+    spy("extend", ExtendAttention, "attend")
+    spy("decode plan", DecodeAttention, "plan")
+    spy("decode", DecodePlan, "attend")
+    pair = Pair(model, eagle_drafter(CHAIN))
+    pair.prefill_chunk(1, prompt(), (0, 20))
+    assert used == [], "the target's passes have a backend of their own"
+    pair.draft(1, k=0)
+    assert used == ["extend"]
+    used.clear()
+    pair.draft(1, k=3)
+    assert used == ["decode plan", "decode", "decode"]
+
+
+# Together
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
+def test_the_text_is_that_of_plain_decoding(
+    model: LlamaModel, shape: Shape, sampling: SamplingParams
+) -> None:
+    plain, drafted = Pair(model, eagle_drafter(shape)), Pair(model, eagle_drafter(shape))
+    for one in (plain, drafted):
+        one.prefill_chunk(1, prompt(), (0, 20), sampling)
+        one.prefill_chunk(2, prompt(3), (0, 20), sampling)
+    while min(len(one.ids) for one in plain.slots.values()) < 45:
+        plain.verify({slot: (plain.slots[slot].ids[-1:], (-1,)) for slot in (1, 2)})
+    proposed = 0
+    while min(len(one.ids) for one in drafted.slots.values()) < 45:
+        trees = drafted.trees(1, 2)
+        proposed += sum(len(tokens) - 1 for tokens, _ in trees.values())
+        drafted.verify(trees)
+    assert proposed > 80
+    for slot in (1, 2):
+        assert drafted.slots[slot].ids[:45] == plain.slots[slot].ids[:45]
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE])
+def test_slots_that_draft_together_draft_what_they_draft_alone(model: LlamaModel, shape: Shape) -> None:
+    together, alone = Pair(model, eagle_drafter(shape)), Pair(model, eagle_drafter(shape))
+    for one in (together, alone):
+        one.prefill_chunk(1, prompt(), (0, 20))
+        one.prefill_chunk(2, prompt(3, 11), (0, 10))
+    first = {tree.slot: tree for tree in together.draft(1, 2).trees}
+    assert [first[1], first[2]] == [*alone.draft(1).trees, *alone.draft(2).trees]
+
+
+def test_a_capture_for_a_draft_without_a_block_captures_nothing(model: LlamaModel) -> None:
+    pair = Pair(model, eagle_drafter(CHAIN))
+    chunk = PrefillChunk(1, SLOT_PAGES[1], 0, prompt()[:20])
+    assert pair.runner.execute(RoundWork(0, 1, (chunk,), (), Capture(9, 0, LAYERS)), None).hidden == ()

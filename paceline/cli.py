@@ -11,7 +11,11 @@ from pathlib import Path
 
 from paceline import DEFAULT_ADDRESS, __version__
 
-SERVICE_COMMANDS = {"serve": "services.supervisor", "train-draft": "training"}
+SERVICE_COMMANDS = {
+    "serve": "services.supervisor",
+    "train-draft": "training",
+    "eval-draft": "bench.eval_draft",
+}
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
 
@@ -64,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "train-draft", help="train a drafter (needs a checkout or the container image)", add_help=False
+    )
+    commands.add_parser(
+        "eval-draft", help="tokens per step of a drafter, by category (needs a checkout)", add_help=False
     )
     return parser
 

@@ -215,6 +215,18 @@ def test_a_page_with_entries_of_other_ids_is_a_hole(model: LlamaModel) -> None:
     assert not pair.drafter._attached.entries.valid[2, :17].any()
 
 
+def test_a_page_is_forgotten_when_entries_of_other_ids_are_written_to_it(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    pair.use_pages(2, SLOT_PAGES[1])
+    pair.prefill_chunk(2, (9, *prompt()[1:]), (0, 2))
+    pair.draft(2, k=0)
+    pair.use_pages(3, SLOT_PAGES[1])
+    pair.prefill_chunk(3, prompt(), (16, 20))
+    pair.draft(3, k=0)
+    assert pair.drafter._attached is not None
+    assert not pair.drafter._attached.entries.valid[3, :17].any()
+
+
 def test_a_slot_with_a_new_owner_reads_nothing_of_the_one_before(model: LlamaModel) -> None:
     pair = prefilled(model)
     row = replace(pair.row(1, 4), key=(9, 1), ids=(3, *prompt()[1:]), hidden=())

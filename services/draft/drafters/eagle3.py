@@ -12,7 +12,7 @@ from common.model.eagle3 import Eagle3Head
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from services.draft.drafters.base import HiddenStates, SharedState
-from services.draft.eagle.attention import DecodeAttention, ExtendAttention, ExtendPlan, extend_parts
+from services.draft.eagle.attention import DecodeAttention, ExtendAttention, ExtendPlan
 from services.draft.eagle.entries import Entries, Lane
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape, grow
@@ -20,8 +20,6 @@ from services.draft.eagle.ranking import Ranking
 from services.draft.work import DraftRow, Drafts, DraftWork, HiddenRows, Tree
 
 MAX_K = 32
-FEW_ROWS = 16
-"""New entries up to which slots are attended side by side; more fill a call by themselves."""
 DTYPE = torch.bfloat16
 
 
@@ -121,13 +119,13 @@ class Eagle3Drafter:
         ids = [token for span in spans for token in span.row.ids[span.start : span.start + span.count]]
         for span in spans:
             attached.entries.wrote(span.row.slot, span.lane, span.start, span.start + span.count)
-        outputs = attached.forward.extend(
-            features, torch.tensor(ids, dtype=torch.int64), self._plan(attached, spans)
+        # A slot's spans follow one another: the last one ends with its newest entry.
+        ends = {span.row.slot: sum(one.count for one in spans[: at + 1]) for at, span in enumerate(spans)}
+        slots = torch.tensor(list(ends))
+        plan = self._plan(attached, spans, slots, torch.tensor(list(ends.values())) - 1)
+        attached.outputs[slots] = attached.forward.extend(
+            features, torch.tensor(ids, dtype=torch.int64), plan
         )
-        last = torch.tensor([span.count for span in spans]).cumsum(0) - 1
-        slots = torch.tensor([span.row.slot for span in spans])
-        for slot, row in zip(slots.tolist(), last.tolist(), strict=True):
-            attached.outputs[slot] = outputs[row]
 
     def _spans(self, attached: _Attached, row: DraftRow, faults: list[str]) -> list[_Span]:
         """What of a row's hidden states has a place and an id. Entry p reads the state of p − 1."""
@@ -169,20 +167,19 @@ class Eagle3Drafter:
         together = states[0] if len(states) == 1 else torch.cat(states)
         return kept, attached.forward.fuse(together)
 
-    def _plan(self, attached: _Attached, spans: Sequence[_Span]) -> ExtendPlan:
+    def _plan(
+        self, attached: _Attached, spans: Sequence[_Span], slots: torch.Tensor, last: torch.Tensor
+    ) -> ExtendPlan:
+        """slots: int64, that have spans. last: int64, the row of each one's newest entry."""
         entries = attached.entries
-        slots = torch.tensor([span.row.slot for span in spans])
-        starts = torch.tensor([span.start for span in spans])
-        lengths = [span.count for span in spans]
         places = entries.slots_of(slots, max(span.start + span.count for span in spans))
         valid = entries.valid.index_select(0, slots)[:, : places.shape[1]]
-        owner = torch.arange(len(spans)).repeat_interleave(torch.tensor(lengths))
+        order = {slot: index for index, slot in enumerate(slots.tolist())}
+        owner = torch.tensor([order[span.row.slot] for span in spans])
+        lengths = torch.tensor([span.count for span in spans])
         positions = torch.cat([torch.arange(span.start, span.start + span.count) for span in spans])
-        return ExtendPlan(
-            places[owner, positions],
-            positions - 1,
-            extend_parts(lengths, starts, places.where(valid, 0), valid, FEW_ROWS),
-        )
+        write_slots = places[owner.repeat_interleave(lengths), positions]
+        return ExtendPlan(write_slots, positions - 1, last, places.where(valid, 0), valid)
 
     # Draft
 

@@ -6,7 +6,6 @@ position 0, which belongs to no slot, so that what unwritten memory holds cannot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,27 +15,21 @@ from common.attention.kv_cache import KvCache
 
 
 @dataclass(frozen=True, slots=True)
-class ExtendPart:
-    """Slots whose new entries are attended together. rows: int64 [slots, queries], padding repeats a row of
-    the slot. key_slots: int64 [slots, keys], physical positions. mask: bool [slots, queries, keys]."""
-
-    rows: torch.Tensor
-    key_slots: torch.Tensor
-    mask: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class ExtendPlan:
     """write_slots: int64 [rows], physical positions of the new entries. positions: int64 [rows], their
-    rotation's."""
+    rotation's. last: int64 [slots], the row of each slot's newest entry. key_slots: int64 [slots, keys],
+    physical positions. valid: bool [slots, keys], up to the newest entry, that one included."""
 
     write_slots: torch.Tensor
     positions: torch.Tensor
-    parts: tuple[ExtendPart, ...]
+    last: torch.Tensor
+    key_slots: torch.Tensor
+    valid: torch.Tensor
 
 
 class ExtendAttention:
-    """Draft extend: causal over the entries of committed positions, those of the call included."""
+    """Draft extend: over the entries of committed positions. In a head of one layer an entry does not depend
+    on those before it, so only the newest of each slot, from which drafting goes on, has to attend."""
 
     def attend(
         self,
@@ -46,15 +39,11 @@ class ExtendAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
-        """Writes keys and values [rows, kv_heads, head_dim]. queries: [rows, heads, head_dim], scaled.
-        Returns [rows, heads × head_dim]."""
+        """Writes keys and values [rows, kv_heads, head_dim]. queries: [slots, heads, head_dim], scaled, of
+        the newest entries. Returns [slots, heads × head_dim]."""
         cache.write(0, plan.write_slots, keys, values)
-        attended = torch.empty_like(queries)
-        for part in plan.parts:
-            slots, count = part.rows.shape
-            own = queries.index_select(0, part.rows.flatten()).view(slots, count, *queries.shape[1:])
-            known_keys, known_values = gather(cache, part.key_slots)
-            attended[part.rows] = grouped_attention(own, known_keys, known_values, part.mask)
+        known_keys, known_values = gather(cache, plan.key_slots)
+        attended = grouped_attention(queries.unsqueeze(1), known_keys, known_values, plan.valid.unsqueeze(1))
         return attended.flatten(1)
 
 
@@ -101,40 +90,6 @@ class DecodePlan:
             torch.cat([committed, ancestors], dim=-1),
         )
         return attended.flatten(2).flatten(0, 1)
-
-
-def extend_parts(
-    lengths: Sequence[int], starts: torch.Tensor, key_slots: torch.Tensor, valid: torch.Tensor, few: int
-) -> tuple[ExtendPart, ...]:
-    """Slots with at most `few` new entries together, each other one alone, with the keys that it can see.
-
-    lengths: new entries of each slot; their rows follow one another in this order. starts: int64 [slots],
-    position of each one's first. key_slots, valid: [slots, keys], the new entries included.
-    """
-    firsts = [0]
-    for length in lengths:
-        firsts.append(firsts[-1] + length)
-    together = [index for index, length in enumerate(lengths) if length <= few]
-    groups = [together] if together else []
-    groups += [[index] for index, length in enumerate(lengths) if length > few]
-    parts = []
-    for group in groups:
-        most = max(lengths[index] for index in group)
-        offsets = torch.arange(most)
-        last = torch.tensor([lengths[index] - 1 for index in group]).unsqueeze(1)
-        own = torch.minimum(offsets, last)  # [slots, queries]
-        chosen = torch.tensor(group)
-        positions = starts.index_select(0, chosen).unsqueeze(1) + own
-        keys = int(positions.max()) + 1
-        seen = torch.arange(keys) <= positions.unsqueeze(-1)
-        parts.append(
-            ExtendPart(
-                own + torch.tensor([firsts[index] for index in group]).unsqueeze(1),
-                key_slots.index_select(0, chosen)[:, :keys],
-                seen & valid.index_select(0, chosen)[:, None, :keys],
-            )
-        )
-    return tuple(parts)
 
 
 def gather(cache: KvCache, key_slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,10 +33,11 @@ class EagleForward:
     @torch.inference_mode()
     def extend(self, features: torch.Tensor, ids: torch.Tensor, plan: ExtendPlan) -> torch.Tensor:
         """Writes an entry per row: features of the target's position before, [rows, hidden], and the entry's
-        own id, int64 [rows]. Returns the outputs, [rows, hidden]."""
+        own id, int64 [rows]. Returns the outputs of each slot's newest entry, [slots, hidden]."""
         queries, keys, values = self._head.queries_keys_values(features, _int64(ids), plan.positions)
-        attended = self._extend.attend(plan, self._cache, queries, keys, values)
-        return self._head.output(features, attended)
+        newest = queries.index_select(0, plan.last)
+        attended = self._extend.attend(plan, self._cache, newest, keys, values)
+        return self._head.output(features.index_select(0, plan.last), attended)
 
     @torch.inference_mode()
     def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> DecodePlan:

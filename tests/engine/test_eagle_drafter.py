@@ -227,6 +227,16 @@ def test_a_page_is_forgotten_when_entries_of_other_ids_are_written_to_it(model: 
     assert not pair.drafter._attached.entries.valid[3, :17].any()
 
 
+def test_a_page_is_remembered_for_what_was_written_to_it_last(model: LlamaModel) -> None:
+    pair = prefilled(model)
+    for slot, ids in ((2, (9, *prompt()[1:])), (3, (9, *prompt()[1:20], 7))):
+        pair.use_pages(slot, SLOT_PAGES[1])
+        pair.prefill_chunk(slot, ids, (0 if slot == 2 else 16, 20))
+        pair.draft(slot, k=0)
+    assert pair.drafter._attached is not None
+    assert pair.drafter._attached.entries.valid[3, 1:16].all()
+
+
 def test_a_slot_with_a_new_owner_reads_nothing_of_the_one_before(model: LlamaModel) -> None:
     pair = prefilled(model)
     row = replace(pair.row(1, 4), key=(9, 1), ids=(3, *prompt()[1:]), hidden=())

@@ -28,6 +28,7 @@ class ScriptedForward:
         self.sharpness = sharpness
         self.seed = seed
         self.paths: list[tuple[int, ...]] = [()]
+        self.columns: list[tuple[int, ...]] = []
         self.positions: list[list[int]] = []
 
     def root(self) -> torch.Tensor:
@@ -43,11 +44,13 @@ class ScriptedForward:
     def step(self, outputs, ids, positions, plan, ancestors) -> torch.Tensor:
         self.positions.append(positions.tolist())
         made = []
-        for row, (number, token) in enumerate(zip(outputs.flatten().tolist(), ids.tolist(), strict=True)):
+        for number, token in zip(outputs.flatten().tolist(), ids.tolist(), strict=True):
             self.paths.append((*self.paths[int(number)], token))
             made.append(float(len(self.paths) - 1))
-            seen = ancestors.flatten(0, 1)[row]
-            assert int(seen.sum()) == len(self.paths[-1]), "a node sees its ancestors and itself"
+        self.columns += self.paths[-len(made) :]
+        for path, seen in zip(self.paths[-len(made) :], ancestors[0].tolist(), strict=True):
+            visible = [self.columns[column] for column, is_seen in enumerate(seen) if is_seen]
+            assert visible == [path[: depth + 1] for depth in range(len(path))], "ancestors and itself"
         return torch.tensor(made).unsqueeze(1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -13,7 +14,7 @@ from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from services.draft.drafters.base import HiddenStates, SharedState
 from services.draft.eagle.attention import DecodeAttention, ExtendAttention, ExtendPlan
-from services.draft.eagle.entries import Entries, Lane
+from services.draft.eagle.entries import Entries, Run
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape, grow
 from services.draft.eagle.ranking import Ranking
@@ -25,13 +26,11 @@ DTYPE = torch.bfloat16
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Entries at positions start … start + count − 1 that rows of a block give their states to."""
+    """Entries with their ids, and the rows of a block that hold their states."""
 
-    row: DraftRow
-    lane: Lane
+    run: Run
+    ids: tuple[int, ...]
     hidden: HiddenRows
-    start: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +115,17 @@ class Eagle3Drafter:
         spans, features = self._fused(attached, spans, faults)
         if features is None:
             return
-        ids = [token for span in spans for token in span.row.ids[span.start : span.start + span.count]]
-        for span in spans:
-            attached.entries.wrote(span.row.slot, span.lane, span.start, span.start + span.count)
-        # A slot's spans follow one another: the last one ends with its newest entry.
-        ends = {span.row.slot: sum(one.count for one in spans[: at + 1]) for at, span in enumerate(spans)}
+        entries = attached.entries
+        ids = [token for span in spans for token in span.ids]
+        write_slots, positions = entries.write([span.run for span in spans])
+        # A slot's spans follow one another: the row before the next slot's first is its newest entry.
+        counts = accumulate(len(span.ids) for span in spans)
+        ends = {span.run.slot: count for span, count in zip(spans, counts, strict=True)}
         slots = torch.tensor(list(ends))
-        plan = self._plan(attached, spans, slots, torch.tensor(list(ends.values())) - 1)
-        attached.outputs[slots] = attached.forward.extend(
-            features, torch.tensor(ids, dtype=torch.int64), plan
-        )
+        places, valid = entries.of(slots, max(span.run.start + span.run.count for span in spans))
+        last = torch.tensor(list(ends.values())) - 1
+        plan = ExtendPlan(write_slots, positions - 1, last, places, valid)
+        attached.outputs[slots] = attached.forward.extend(features, torch.tensor(ids), plan)
 
     def _spans(self, attached: _Attached, row: DraftRow, faults: list[str]) -> list[_Span]:
         """What of a row's hidden states has a place and an id. Entry p reads the state of p − 1."""
@@ -140,46 +140,26 @@ class Eagle3Drafter:
             if hidden.start < 0 or not inside:
                 faults.append("truncated")
             elif count > 0:
-                spans.append(_Span(row, lane, hidden, start, count))
+                ids = row.ids[start : start + count]
+                spans.append(_Span(Run(row.slot, lane, start, count), ids, hidden))
         return spans
 
     def _fused(
         self, attached: _Attached, spans: list[_Span], faults: list[str]
     ) -> tuple[list[_Span], torch.Tensor | None]:
-        """Features of the spans whose block held the rows of its round and numbers alone. The states are
-        read once, and nothing keeps them."""
+        """Features of the spans whose block held the rows of its round and numbers alone, if there are any.
+        The states are read once, and nothing keeps them."""
         hidden = attached.hidden
-        kept: list[_Span] = []
-        states: list[torch.Tensor] = []
-        for span in spans:
-            first, tag = span.hidden.first, hidden.tags[span.hidden.block]
-            fresh = int(tag) == span.hidden.round
-            rows = hidden.rows[span.hidden.block, first : first + span.count].clone() if fresh else None
-            if rows is None or int(tag) != span.hidden.round:
-                faults.append("stale")
-            elif not bool(rows.sum(dtype=torch.float32).isfinite()):
-                faults.append("poisoned")
-            else:
-                kept.append(span)
-                states.append(rows)
-        if not kept:
+        spans = _without(spans, _stale(spans, hidden.tags), "stale", faults)
+        if not spans:
             return [], None
-        together = states[0] if len(states) == 1 else torch.cat(states)
-        return kept, attached.forward.fuse(together)
-
-    def _plan(
-        self, attached: _Attached, spans: Sequence[_Span], slots: torch.Tensor, last: torch.Tensor
-    ) -> ExtendPlan:
-        """slots: int64, that have spans. last: int64, the row of each one's newest entry."""
-        entries = attached.entries
-        places = entries.slots_of(slots, max(span.start + span.count for span in spans))
-        valid = entries.valid.index_select(0, slots)[:, : places.shape[1]]
-        order = {slot: index for index, slot in enumerate(slots.tolist())}
-        owner = torch.tensor([order[span.row.slot] for span in spans])
-        lengths = torch.tensor([span.count for span in spans])
-        positions = torch.cat([torch.arange(span.start, span.start + span.count) for span in spans])
-        write_slots = places[owner.repeat_interleave(lengths), positions]
-        return ExtendPlan(write_slots, positions - 1, last, places.where(valid, 0), valid)
+        states = _states(spans, hidden.rows)
+        bad, fault = _stale(spans, hidden.tags), "stale"
+        if not bad:
+            bad, fault = _poisoned(spans, states), "poisoned"
+        if bad:
+            return self._fused(attached, _without(spans, bad, fault, faults), faults)
+        return spans, attached.forward.fuse(states)
 
     # Draft
 
@@ -188,10 +168,9 @@ class Eagle3Drafter:
         slots = torch.tensor([row.slot for row in rows])
         bases = [len(row.ids) for row in rows]
         nodes = [row.k for row in rows]
-        places = entries.slots_of(slots, max(bases))
-        valid = entries.valid.index_select(0, slots)[:, : places.shape[1]]
+        places, valid = entries.of(slots, max(bases))
         expanded = shape.width * (shape.levels(max(nodes)) - 1)
-        plan = forward.plan_steps(places.where(valid, 0), valid, expanded)
+        plan = forward.plan_steps(places, valid, expanded)
         trees = grow(
             forward,
             plan,
@@ -206,3 +185,36 @@ class Eagle3Drafter:
             for row, (tokens, parents) in zip(rows, trees, strict=True)
             if tokens
         )
+
+
+def _stale(spans: Sequence[_Span], tags: torch.Tensor) -> list[_Span]:
+    """Spans whose block does not hold the rows of its round (any longer)."""
+    now = tags.tolist()
+    return [span for span in spans if now[span.hidden.block] != span.hidden.round]
+
+
+def _poisoned(spans: Sequence[_Span], states: torch.Tensor) -> list[_Span]:
+    """Spans with a state that is no finite number."""
+    finite = states.sum(-1, dtype=torch.float32).isfinite()
+    if bool(finite.all()):
+        return []
+    ends = accumulate(len(span.ids) for span in spans)
+    return [
+        span
+        for span, end in zip(spans, ends, strict=True)
+        if not bool(finite[end - len(span.ids) : end].all())
+    ]
+
+
+def _without(spans: list[_Span], bad: Sequence[_Span], fault: str, faults: list[str]) -> list[_Span]:
+    faults.extend([fault] * len(bad))
+    return [span for span in spans if span not in bad] if bad else spans
+
+
+def _states(spans: Sequence[_Span], rows: torch.Tensor) -> torch.Tensor:
+    """A copy of the spans' rows, one after the other. rows: [blocks, rows, states]."""
+    flat: list[int] = []
+    for span in spans:
+        first = span.hidden.block * rows.shape[1] + span.hidden.first
+        flat.extend(range(first, first + len(span.ids)))
+    return rows.flatten(0, 1).index_select(0, torch.tensor(flat))

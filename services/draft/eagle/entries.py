@@ -25,6 +25,16 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Entries at positions start … start + count − 1 of a slot."""
+
+    slot: int
+    lane: Lane
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What a page holds. name: as in `common.kv.prefix_cache`. valid: bool [page_size]."""
 
@@ -72,21 +82,31 @@ class Entries:
     def lane_of(self, slot: int) -> Lane:
         return self._lanes[slot]
 
-    def slots_of(self, slots: torch.Tensor, length: int) -> torch.Tensor:
-        """Physical positions 0 … length − 1 of slots (int64 [n]): int64 [n, length]; 0 where no page is."""
+    def of(self, slots: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions 0 … length − 1 of slots (int64 [n]): where each is, int64 [n, length], 0 where nothing
+        may be read; and what may be read, bool [n, length]."""
         size = self.page_size
         pages = self.page_table[:, : pages_for(length, size)].index_select(0, slots).long()
-        physical = pages.unsqueeze(-1) * size + torch.arange(size)
-        return physical.flatten(1)[:, :length]
+        physical = (pages.unsqueeze(-1) * size + torch.arange(size)).flatten(1)[:, :length]
+        valid = self.valid.index_select(0, slots)[:, :length]
+        return physical.where(valid, 0), valid
 
-    def wrote(self, slot: int, lane: Lane, start: int, end: int) -> None:
-        """Entries start … end − 1 of the slot are in place."""
-        self.valid[slot, start:end] = True
-        lane.reach, lane.end = end - 1, max(lane.end, end)
-        first, last = start // self.page_size, (end - 1) // self.page_size
-        for page in self.page_table[slot, first : last + 1].tolist():
+    def write(self, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The runs' entries come into place. Their physical and their logical positions, one after the other:
+        both int64 [entries]."""
+        slots = [run.slot for run in runs for _ in range(run.count)]
+        positions = [at for run in runs for at in range(run.start, run.start + run.count)]
+        slot, position = torch.tensor(slots), torch.tensor(positions)
+        self.valid[slot, position] = True
+        pages = self.page_table[slot, position // self.page_size].long()
+        for page in set(pages.tolist()):
             self._known.pop(page, None)
-        del lane.chain[first:]
+        for run in runs:
+            lane = run.lane
+            lane.reach = run.start + run.count - 1
+            lane.end = max(lane.end, lane.reach + 1)
+            del lane.chain[run.start // self.page_size :]
+        return pages * self.page_size + position % self.page_size, position
 
     def remember(self, slot: int, lane: Lane, ids: Sequence[int]) -> None:
         """What the pages hold that the newest entry has filled or passed."""

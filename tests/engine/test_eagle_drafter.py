@@ -14,6 +14,7 @@ from common.attention.segments import build_batch
 from common.model.eagle3 import Eagle3Head
 from common.model.llama import LlamaModel
 from common.sampling.params import SamplingParams
+from services.draft.drafters import eagle3
 from services.draft.drafters.eagle3 import Eagle3Drafter
 from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention
 from services.draft.eagle.forward import EagleForward
@@ -229,9 +230,11 @@ def test_a_page_is_forgotten_when_entries_of_other_ids_are_written_to_it(model: 
 
 def test_a_page_is_remembered_for_what_was_written_to_it_last(model: LlamaModel) -> None:
     pair = prefilled(model)
-    for slot, ids in ((2, (9, *prompt()[1:])), (3, (9, *prompt()[1:20], 7))):
+    other, (head, tail) = (9, *prompt()[1:]), (0, 16)
+    for slot, ids, start in ((2, other, head), (2, other, head), (3, (*other[:20], 7), tail)):
+        pair.slots.pop(slot, None)
         pair.use_pages(slot, SLOT_PAGES[1])
-        pair.prefill_chunk(slot, ids, (0 if slot == 2 else 16, 20))
+        pair.prefill_chunk(slot, ids, (start, 20))
         pair.draft(slot, k=0)
     assert pair.drafter._attached is not None
     assert pair.drafter._attached.entries.valid[3, 1:16].all()
@@ -260,6 +263,29 @@ def test_a_block_that_holds_another_round_is_refused(model: LlamaModel) -> None:
     pair = prefilled(model)
     pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
     pair.tags[pair.slots[1].unread[0].block] += 2
+    drafts = pair.draft(1)
+    assert (drafts.trees, drafts.faults) == ((), ("stale",))
+
+
+@pytest.mark.parametrize("tags", [(0, 0), (0, 1), (1, 0), (1, 3)])
+def test_a_block_that_is_written_while_it_is_read_is_refused(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, tags: tuple[int, int]
+) -> None:
+    """tags: rounds after the block's own, before and after its rows were copied; 1 is its own."""
+    pair = prefilled(model)
+    pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+    rows = pair.slots[1].unread[0]
+    tag = pair.tags[rows.block : rows.block + 1]
+    before, after = ((0, rows.round, 0, rows.round + 2)[at] for at in tags)
+    original = eagle3._states
+
+    def copy(*args):
+        copied = original(*args)
+        tag.fill_(after)
+        return copied
+
+    monkeypatch.setattr(eagle3, "_states", copy)
+    tag.fill_(before)
     drafts = pair.draft(1)
     assert (drafts.trees, drafts.faults) == ((), ("stale",))
 

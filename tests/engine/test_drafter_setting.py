@@ -9,6 +9,7 @@ import pytest
 
 from common.service import StartupError
 from common.settings import Settings
+from services.draft.drafters import load as load_module
 from services.draft.drafters.eagle3 import Eagle3Drafter
 from services.draft.drafters.load import load_drafter
 from services.draft.drafters.lookup_first import LookupFirst
@@ -41,6 +42,17 @@ def test_a_model_without_a_head_of_its_own_says_what_else_there_is(model: Path) 
         StartupError, match=r"no head ships for tiny \(.*models/tiny-eagle3 is not there\).*ngram"
     ):
         load(model, "eagle3")
+
+
+def test_auto_takes_the_head_that_ships_and_lookup_where_there_is_none(
+    model: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "SHIPPED_HEADS", tmp_path)
+    assert Settings().drafter == "auto"
+    assert isinstance(load("smollm2-135m-instruct", "auto"), NgramDrafter)
+    (tmp_path / "smollm2-135m-instruct-eagle3").symlink_to(head)
+    assert isinstance(load("smollm2-135m-instruct", "auto"), Eagle3Drafter)
+    assert isinstance(load("smollm2-135m-instruct", "eagle3+ngram"), LookupFirst)
 
 
 def test_a_head_for_another_target_is_refused_with_both_sizes(model: Path, head: Path) -> None:

@@ -13,7 +13,7 @@ from common.model.eagle3_config import OTHER_NAMES
 from common.model.load import load_model, open_checkpoint
 from common.model.tokenizer import load_tokenizer
 from common.service import StartupError
-from common.settings import Settings
+from common.settings import AUTO, Settings
 from services.draft.drafters.base import Drafter
 from services.draft.drafters.draft_model import DraftModelDrafter
 from services.draft.drafters.eagle3 import Eagle3Drafter
@@ -32,20 +32,23 @@ SURE_N = 3
 def load_drafter(settings: Settings) -> Drafter:
     """Raises StartupError for a drafter that cannot be had."""
     try:
-        if settings.drafter == NGRAM:
-            return _ngram(resolve_model(settings.model), shortest_n=2)
-        wanted = settings.drafter.removesuffix(LOOKUP_FIRST)
-        path = _shipped_head(settings) if wanted == HEAD else resolve_model(wanted).path
+        target = resolve_model(settings.model)
+        named = settings.drafter
+        if named == AUTO:
+            named = HEAD if _place_of_head(target).is_dir() else NGRAM
+        if named == NGRAM:
+            return _ngram(target, shortest_n=2)
+        wanted = named.removesuffix(LOOKUP_FIRST)
+        path = _shipped_head(settings, target) if wanted == HEAD else resolve_model(wanted).path
         if not _is_head(path):
-            if wanted != settings.drafter:
+            if wanted != named:
                 raise StartupError(
                     f"drafter {settings.drafter!r}: {path} is no EAGLE-3 head; "
                     f"only heads take {LOOKUP_FIRST!r}"
                 )
             return _draft_model(settings, resolve_model(wanted))
-        target = resolve_model(settings.model)
         head = _head(settings, path, target)
-        if wanted == settings.drafter:
+        if wanted == named:
             return head
         return LookupFirst(_ngram(target, shortest_n=SURE_N), head)
     except (ValueError, RuntimeError, OSError) as error:
@@ -57,12 +60,15 @@ def _ngram(target: ResolvedModel, shortest_n: int) -> NgramDrafter:
     return NgramDrafter(tokenizer.vocab_size, tokenizer.fingerprint, shortest_n=shortest_n)
 
 
-def _shipped_head(settings: Settings) -> Path:
-    name = resolve_model(settings.model).name
-    path = SHIPPED_HEADS / f"{name}-{HEAD}"
+def _place_of_head(target: ResolvedModel) -> Path:
+    return SHIPPED_HEADS / f"{target.name}-{HEAD}"
+
+
+def _shipped_head(settings: Settings, target: ResolvedModel) -> Path:
+    path = _place_of_head(target)
     if not path.is_dir():
         raise StartupError(
-            f"drafter {settings.drafter!r}: no head ships for {name} ({path} is not there); "
+            f"drafter {settings.drafter!r}: no head ships for {target.name} ({path} is not there); "
             f"give the directory of one, train one with `paceline train-draft`, or take --drafter {NGRAM}"
         )
     return path

@@ -114,7 +114,7 @@ def _rows_of(spans: Iterable[HiddenSpan], work: RoundWork, paths: Sequence[Seque
 def _write_hidden(captured: torch.Tensor, rows: torch.Tensor, round_: int, block: HiddenBlock) -> None:
     """The tag goes first and comes last, so that a reader sees whether the rows are those of its round."""
     block.tag.zero_()
-    block.rows[: len(rows)].copy_(captured.index_select(0, rows))
+    torch.index_select(captured, 0, rows, out=block.rows[: len(rows)])
     block.tag.fill_(round_)
 
 

@@ -35,8 +35,8 @@ class Ranking:
         logits: float32 [slots × nodes, draft_vocab]. Scores, float32 ≤ 0, and the target's ids, int64: both
         [slots, nodes, width].
         """
-        best, drafted = logits.topk(width, dim=-1)
-        scores = (best - logits.logsumexp(dim=-1, keepdim=True)).view(-1, nodes, width)
+        best, drafted = logits.log_softmax(-1).topk(width, dim=-1)
+        scores = best.view(-1, nodes, width)
         ids = self._target_ids[drafted].view(-1, nodes, width)
         for slot, params, base in self._sampled:
             rows = logits[slot * nodes : (slot + 1) * nodes]

@@ -32,7 +32,9 @@ log = logging.getLogger("gateway")
 
 MAX_AUTO_K = 8
 """Pages for so many draft tokens are reserved for every slot."""
-FIRST_AUTO_K = 3
+FIRST_AUTO_K = MAX_AUTO_K
+"""What a smaller k than those measured would accept is overestimated for trees, which shows once it is tried;
+a larger one is underestimated, and might never be tried. So the search begins at the top."""
 CORES_FOR_TWO_GROUPS = 4
 """With fewer, a draft that works beside the target takes the cores that the target would use."""
 DRAIN_S = 0.0

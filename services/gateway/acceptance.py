@@ -13,16 +13,18 @@ KEPT_ROWS = 8.0
 """What is left of an estimate that got nothing new for long: a few new rows then decide."""
 PRIOR_ROWS = 4.0
 PRIOR_ACCEPTANCE = 0.5
+GUESS_ROWS = 16.0
+"""What is expected at a k by the shares of positions counts as so many rows that were measured at it."""
 
 
 @dataclass(slots=True)
 class _Share:
-    """hits of `of`, older ones counting less."""
+    """hits of `of`, older ones counting less. A hit may count for more or less than one."""
 
     hits: float
     of: float
 
-    def observe(self, hit: bool) -> None:
+    def observe(self, hit: float) -> None:
         keep = 1.0 - 1.0 / WINDOW_ROWS
         self.hits = keep * self.hits + hit
         self.of = keep * self.of + 1.0
@@ -44,17 +46,21 @@ class Acceptance:
     have so many draft tokens has them, and how often a draft token whose parent was accepted is accepted.
 
     As conditional shares, what is measured at the first positions carries over to those that a smaller k
-    does not reach.
+    does not reach. For trees that is a first guess only, as a smaller one is narrower too: what was accepted
+    at a k itself counts more, the more of it there is.
     """
 
     def __init__(self, max_k: int) -> None:
         self.max_k = max_k
+        self._tokens = [_Share(0.0, 0.0) for _ in range(max_k + 1)]
         self._drafted = [_Share(PRIOR_ROWS, PRIOR_ROWS) for _ in range(max_k)]
         self._accepted = [_Share(PRIOR_ROWS * PRIOR_ACCEPTANCE, PRIOR_ROWS) for _ in range(max_k)]
 
     def observe(self, k: int, rows: Sequence[VerdictRow]) -> None:
         """rows: those that were verified in a round that asked for k draft tokens each."""
         for row in rows:
+            if k <= self.max_k:
+                self._tokens[k].observe(row.accepted)
             for position in range(min(k, row.drafted + 1, self.max_k)):
                 self._drafted[position].observe(row.drafted > position)
             for position in range(min(k, row.drafted, row.accepted + 1, self.max_k)):
@@ -62,8 +68,16 @@ class Acceptance:
 
     def age(self) -> None:
         """A round that asked for no draft tokens."""
-        for share in (*self._drafted, *self._accepted):
+        for share in (*self._drafted, *self._accepted, *self._tokens):
             share.age()
+
+    def expected(self) -> list[float]:
+        """By k the draft tokens that a row may expect to be accepted."""
+        guessed, tokens = 0.0, [0.0]
+        for share, own in zip(self.accepted(), self._tokens[1:], strict=True):
+            guessed += share
+            tokens.append((GUESS_ROWS * guessed + own.hits) / (GUESS_ROWS + own.of))
+        return tokens
 
     def drafted(self) -> list[float]:
         """At index i the expected share of rows with more than i draft tokens, if they may have them."""

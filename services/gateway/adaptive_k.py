@@ -117,13 +117,10 @@ class AdaptiveK:
 
     def _rates(self, batch: _Batch, verify_rows: int) -> list[float]:
         """Expected committed tokens per second by k."""
-        rates = []
-        committed = 1.0
-        accepted = self._acceptance.accepted()
-        for k in range(self.max_k + 1):
-            committed += accepted[k - 1] if k else 0.0
-            rates.append(1e6 * verify_rows * committed / self._round_us(batch, verify_rows, k))
-        return rates
+        return [
+            1e6 * verify_rows * (1.0 + accepted) / self._round_us(batch, verify_rows, k)
+            for k, accepted in enumerate(self._acceptance.expected())
+        ]
 
     def _advance(self, batch: _Batch, verify_rows: int) -> None:
         if batch.probe_left:

@@ -22,13 +22,15 @@ MAX_K = 8
 @dataclass(frozen=True)
 class Server:
     """forward_us: by rows. wait_us: by k. accepts: chance that a draft token whose parent was accepted is.
-    drafts: chance that a slot has draft tokens. noise: standard deviation of a forward, as a share."""
+    drafts: chance that a slot has draft tokens. noise: standard deviation of a forward, as a share. reach:
+    for trees instead of accepts, the chance to accept depth + 1 tokens, by depth and k."""
 
     forward_us: Callable[[int], float]
     wait_us: Callable[[int], float]
     accepts: float
     drafts: float = 1.0
     noise: float = 0.05
+    reach: tuple[tuple[float, ...], ...] = ()
 
     def rate(self, k: int, rows: int) -> float:
         """Tokens per second, in the long run."""
@@ -45,7 +47,10 @@ class Server:
         for slot in range(rows):
             drafted = k if rng.random() < self.drafts else 0
             accepted = 0
-            while accepted < drafted and rng.random() < self.accepts:
+            chance = rng.random() if self.reach else 1.0
+            while accepted < len(self.reach) and chance < self.reach[accepted][k]:
+                accepted += 1
+            while not self.reach and accepted < drafted and rng.random() < self.accepts:
                 accepted += 1
             ids = [0] * (accepted + 1)
             answers.append(VerdictRow(slot, slot, 1, "ok", 9, 9, 9, ids, drafted, accepted))
@@ -59,6 +64,18 @@ class Server:
 FLAT = Server(lambda rows: 10_000 + 300 * rows, lambda k: 500 + 200 * k, accepts=0.8)
 STEEP = Server(lambda rows: 5_000 + 4_000 * rows, lambda k: 500 + 3_000 * k, accepts=0.2)
 STEPPED = Server(lambda rows: 6_000 if rows <= 4 else 12_000, lambda k: 500, accepts=0.75)
+TREE = Server(
+    lambda rows: 11_000 + 150 * rows,
+    lambda k: 2_300 if k else 800,
+    accepts=0.0,
+    reach=(
+        (0.0, 0.40, 0.52, 0.58, 0.62, 0.65, 0.67, 0.69, 0.70),
+        (0.0, 0.00, 0.16, 0.22, 0.27, 0.30, 0.33, 0.35, 0.36),
+        (0.0, 0.00, 0.00, 0.06, 0.09, 0.11, 0.13, 0.14, 0.15),
+        (0.0, 0.00, 0.00, 0.00, 0.02, 0.03, 0.04, 0.05, 0.06),
+    ),
+)
+"""A tree of few nodes is narrower at every depth, not only less deep."""
 LOOKUP = Server(lambda rows: 10_000 + 400 * rows, lambda k: 300, accepts=0.6, drafts=0.3)
 
 
@@ -243,3 +260,29 @@ def test_acceptance_is_counted_by_position_and_only_where_it_was_asked_for() -> 
     assert second == pytest.approx(0.5, abs=0.03)
     assert acceptance.drafted() == [1.0] * 4
     assert deeper == pytest.approx([0.25, 0.125], abs=0.02)
+
+
+def test_what_was_accepted_at_a_k_itself_counts_more_than_what_positions_promise() -> None:
+    acceptance = Acceptance(8)
+    wide = VerdictRow(1, 1, 1, "ok", 9, 9, 9, [0] * 3, drafted=8, accepted=2)
+    narrow = VerdictRow(1, 1, 1, "ok", 9, 9, 9, [0], drafted=2, accepted=0)
+    for _ in range(40):
+        acceptance.observe(8, [wide])
+    promised = acceptance.expected()
+    assert promised[8] == pytest.approx(2.0, abs=0.1)
+    assert promised[2] > 1.6, "nothing was measured there yet"
+    for _ in range(32):
+        acceptance.observe(2, [narrow])
+    assert acceptance.expected()[2] < 0.7
+    assert acceptance.expected()[8] > 1.3, "what a narrow tree lost says little of a wide one"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_trees_get_the_nodes_that_pay(rows: int) -> None:
+    rates = [TREE.rate(k, rows) for k in range(MAX_K + 1)]
+    shares = []
+    for seed in range(3):
+        asked = run(AdaptiveK(MAX_K, MAX_K), TREE, 1500, rows, seed)[300:]
+        shares.append(sum(rates[k] for k in asked) / len(asked) / max(rates))
+    assert min(shares) > 0.9
+    assert sum(shares) / 3 > 0.95

@@ -45,6 +45,8 @@ class DraftActor(LinkActor[ev.Event, ev.Effect]):
     def _draft(self, work: DraftWork) -> DraftResult:
         started = time.perf_counter()
         drafts = self._drafter.draft(work)
+        if drafts.faults:
+            self.log.warning("round %d: hidden rows not used: %s", work.round, ", ".join(drafts.faults))
         elapsed_us = round((time.perf_counter() - started) * 1e6)
         return DraftResult(work.group, work.round, drafts.trees, elapsed_us=elapsed_us, faults=drafts.faults)
 

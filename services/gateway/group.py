@@ -235,6 +235,7 @@ class Group(Machine[ev.Effect]):
         shared.controller.observe(verdict, sample)
         self._drafting.observe(verdict.draft, self.now, shared.pair.draft_beat)
         self._count_time(verdict.elapsed_us * 1e-6)
+        shared.usage.hidden_rounds[verdict.hidden] += 1
         shared.learn_of_pool(verdict)
         moved = [self._seat(answer) for answer in verdict.admitted]
         moved += [self._take_row(row, verdict.error) for row in verdict.rows]

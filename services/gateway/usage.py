@@ -1,6 +1,6 @@
 """How busy the two services' devices are, and how much of the time rounds take."""
 
-from collections import deque
+from collections import Counter, deque
 
 from common.messages.lifecycle import Heartbeat
 
@@ -9,12 +9,14 @@ WINDOW_S = 10.0
 
 class Usage:
     """Times in seconds since the gateway began. target_busy_s: of the rounds whose verdict came.
-    draft_busy_s: as the draft's heartbeats tell it. rounds_s: while at least one round was outstanding."""
+    draft_busy_s: as the draft's heartbeats tell it. rounds_s: while at least one round was outstanding.
+    hidden_rounds: how many verdicts said rows or no_rows of the hidden rows that were asked for."""
 
     def __init__(self) -> None:
         self.target_busy_s = 0.0
         self.draft_busy_s = 0.0
         self.rounds_s = 0.0
+        self.hidden_rounds: Counter[str] = Counter()
         self._outstanding_since: float | None = None
         self._draft = 0
         self._draft_us = 0

@@ -313,3 +313,14 @@ def test_the_gateway_says_what_the_draft_reads_when_it_joins() -> None:
 
 def admitted(request: int) -> AdmitAnswer:
     return AdmitAnswer(request, "ok", request, 1, 0, 16)
+
+
+def test_the_gateway_counts_what_became_of_the_rows() -> None:
+    gateway = GatewayBench()
+    gateway.join(DRAFT, capture=LAYERS, hidden_row_bytes=8)
+    gateway.submit(1, [1, 2, 3])
+    gateway.rounds[0] += 1
+    verdict = gateway.verdict(admitted=[admitted(1)])
+    gateway.tell(replace(verdict, hidden="no_rows"))
+    gateway.tell(replace(verdict, hidden="no_rows"))
+    assert gateway.gateway.usage.hidden_rounds == {"no_rows": 1}

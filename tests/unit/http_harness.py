@@ -48,6 +48,7 @@ def busy_usage() -> Usage:
     usage.draft_beats(Heartbeat(1, 5, 3, False, 2_500_000))
     usage.rounds_are(False, 9.0)
     usage.sample(10.0)
+    usage.hidden_rounds.update(rows=5, no_rows=2, none=9)
     return usage
 
 

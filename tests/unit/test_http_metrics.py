@@ -83,6 +83,8 @@ async def test_busy_and_idle_time_of_the_services_and_of_rounds_are_shown() -> N
     assert series["paceline:num_groups"] == 2
     assert series['paceline:service_busy_seconds_total{service="target"}'] == 6.0
     assert series['paceline:service_busy_seconds_total{service="draft"}'] == 2.5
+    assert series['paceline:spec_decode_hidden_rounds_total{outcome="rows"}'] == 5
+    assert series['paceline:spec_decode_hidden_rounds_total{outcome="no_rows"}'] == 2
     assert series['paceline:service_idle_ratio{service="target"}'] == 0.4
     assert series['paceline:service_idle_ratio{service="draft"}'] == 0.75
     assert series["paceline:round_seconds_total"] == 8.0

@@ -189,6 +189,14 @@ def _usage(usage: Usage) -> Iterator[Metric]:
     for service, ratio in usage.idle_ratios().items():
         idle.add_metric((service,), ratio)
     yield idle
+    hidden = CounterMetricFamily(
+        PREFIX + "spec_decode_hidden_rounds",
+        "Rounds whose hidden rows the draft was to read, by whether it had consumed the ones before.",
+        labels=("outcome",),
+    )
+    for outcome in ("rows", "no_rows"):
+        hidden.add_metric((outcome,), usage.hidden_rounds[outcome])
+    yield hidden
     yield CounterMetricFamily(
         PREFIX + "round_seconds", "Time in which a round was outstanding.", value=usage.rounds_s
     )

@@ -100,7 +100,7 @@ def _draft_model(settings: Settings, resolved: ResolvedModel) -> DraftModelDraft
     tokenizer = load_tokenizer(resolved.path)
     config = open_checkpoint(resolved.path).config
     positions = min(settings.max_model_len, config.max_context)
-    model = load_model(resolved.path, dtype=torch.bfloat16, max_positions=positions)
+    model = load_model(resolved.path, dtype=torch.bfloat16, max_positions=positions, weights=settings.weights)
     return DraftModelDrafter(resolved.name, model, tokenizer.vocab_size, tokenizer.fingerprint)
 
 

@@ -251,7 +251,7 @@ def test_a_gap_keeps_the_other_slots_drafting() -> None:
 def test_a_prompt_with_a_gap_is_not_extended_over() -> None:
     draft = drafting()
     draft.verdict(1, [])
-    draft.link.rounds.logs[3].handed = ()
+    draft.link.groups.rounds[0].logs[3].handed = ()
     effects = draft.propose(2, [propose_row([6], start=5, draft=False)])
     assert not of(effects, ev.Run)
 
@@ -259,7 +259,7 @@ def test_a_prompt_with_a_gap_is_not_extended_over() -> None:
 def test_a_prompt_with_a_gap_is_not_extended_over_beside_others() -> None:
     draft = drafting()
     draft.verdict(1, [])
-    draft.link.rounds.logs[3].handed = ()
+    draft.link.groups.rounds[0].logs[3].handed = ()
     rows = [propose_row([6], start=5, draft=False), propose_row([1, 2], request=2, slot=4)]
     assert [row.slot for row in work_of(draft.propose(2, rows)).rows] == [4]
 

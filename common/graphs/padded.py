@@ -13,8 +13,8 @@ FILL_KV_LEN = 1
 """Keys that a padding row sees: its own, at physical position 0, which belongs to no request."""
 
 
-SMALL_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
-ROW_STEP = 64
+SMALL_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24)
+ROW_STEP = 16
 
 
 def padded_rows(rows: int) -> int:

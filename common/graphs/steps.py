@@ -62,7 +62,7 @@ class CapturedSteps:
 
         nothing = torch.empty(0, dtype=torch.int64)
         empty = ForwardBatch(nothing, nothing, nothing, (), nothing)
-        sizes = [*SMALL_ROWS, *range(ROW_STEP, padded_rows(max_rows) + 1, ROW_STEP)]
+        sizes = [*SMALL_ROWS, *range(2 * ROW_STEP, padded_rows(max_rows) + 1, ROW_STEP)]
         scratch = KvCache.allocate(self._config, 1, torch.bfloat16)
         for done, rows in enumerate(sizes, start=1):
             padded = PaddedBatch.of(empty, rows)

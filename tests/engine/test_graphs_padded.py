@@ -135,4 +135,4 @@ def test_warming_goes_through_every_size_up_to_the_largest(model: LlamaModel) ->
     assert isinstance(model.steps, CapturedSteps)
     told: list[tuple[int, int]] = []
     model.steps.warm(100, lambda done, sizes: told.append((done, sizes)))
-    assert told == [(done, 19) for done in range(1, 20)]
+    assert told == [(done, 20) for done in range(1, 21)]

@@ -57,7 +57,8 @@ async def drive(
     """Ask every prompt, greedily, with `streams` of them under way at any time. Raises BenchError."""
     waiting = iter(prompts)
     answers: list[Answer] = []
-    limits = httpx.Limits(max_connections=streams)
+    # A connection of its own for each: llama-server closes one that a request is just being sent on.
+    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=0)
 
     async def stream_one_after_another(client: httpx.AsyncClient) -> None:
         for prompt in waiting:

@@ -15,6 +15,9 @@ WAIT_GROWTH = 0.1
 """The same of one more draft token in the time that a round spends outside the target's forward."""
 MARGIN = 0.05
 """Another k must promise so much more than the present one: above what two estimates of equal k differ by."""
+FIRST_ROWS = 16
+"""Draft tokens of all slots together that a batch size begins with: many rows cost much before it is known how
+much."""
 REVIEW_ROUNDS = 8
 """Rounds between two reviews of k."""
 CONFIRMATIONS = 2
@@ -102,7 +105,8 @@ class AdaptiveK:
         size = 1 << (verify_rows - 1).bit_length()
         if size not in self._batches:
             nearest = min(self._batches, key=lambda known: abs(known - size), default=0)
-            self._batches[size] = _Batch(self._batches[nearest].k if nearest else self._first_k)
+            first = self._batches[nearest].k if nearest else self._first_k
+            self._batches[size] = _Batch(min(first, max(1, FIRST_ROWS // size)))
         return self._batches[size]
 
     def _round_us(self, batch: _Batch, verify_rows: int, k: int) -> float:

@@ -16,8 +16,7 @@ WAIT_GROWTH = 0.1
 MARGIN = 0.05
 """Another k must promise so much more than the present one: above what two estimates of equal k differ by."""
 FIRST_ROWS = 16
-"""Draft tokens of all slots together that a batch size begins with: many rows cost much before it is known how
-much."""
+"""Draft tokens of all slots together that a batch size begins with: rows cost before it is known how much."""
 REVIEW_ROUNDS = 8
 """Rounds between two reviews of k."""
 CONFIRMATIONS = 2

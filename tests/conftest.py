@@ -1,8 +1,12 @@
 """Fixtures shared by every kind of test."""
 
+import signal
 from pathlib import Path
 
 import pytest
+
+# A shell's background jobs have SIGINT ignored, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

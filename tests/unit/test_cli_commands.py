@@ -72,7 +72,7 @@ def test_ctrl_c_cancels_a_generation_and_exits_130():
         process = paceline_command("generate", "ride", "--address", server.address)
         assert len(process.stdout.read(4)) == 4
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait(timeout=60) == 130
         server.wait_idle()
         assert "Traceback" not in process.stderr.read()
 

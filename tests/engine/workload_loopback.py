@@ -235,9 +235,12 @@ class Loopback:
                     "target memory",
                     lambda: self._feed_target(tev.PoolReady(configure.target, "endpoint")),
                 )
-            case tev.AllocateDraft(draft, kv_bytes_per_position):
-                self._kv = torch.full((self._positions * kv_bytes_per_position,), 0xFF, dtype=torch.uint8)
-                self._later("target memory", lambda: self._feed_target(tev.RegionReady(draft, b"manifest")))
+            case tev.AllocateDraft(join):
+                ready = tev.RegionReady(join.stamp.draft, b"manifest")
+                self._kv = torch.full(
+                    (self._positions * join.kv_bytes_per_position,), 0xFF, dtype=torch.uint8
+                )
+                self._later("target memory", lambda: self._feed_target(ready))
             case tev.TestRegion(draft, nonce):
                 self._later("target memory", lambda: self._feed_target(tev.RegionTested(draft, nonce, True)))
             case tev.ExportRow(slot, pages):
@@ -316,7 +319,7 @@ class Loopback:
             SharedState(
                 self._table,
                 self._kv,
-                torch.empty(0),
+                None,
                 configure.pages,
                 configure.page_size,
                 configure.max_model_len,
@@ -328,7 +331,7 @@ class Loopback:
     def _draft(self, work: DraftWork) -> None:
         assert self.drafter is not None
         with torch.inference_mode():
-            trees = self.drafter.draft(work)
+            trees = self.drafter.draft(work).trees
         bent = tuple(self._bend(tree) for tree in trees)
         self._feed_draft(dev.Executed(DraftResult(work.group, work.round, bent)))
 

@@ -1,4 +1,4 @@
-# One image, three services. The compiler makes the kernels between linear layers; the demo model is baked in, so
+# One image, three services. The compiler makes the decoder's kernels; the demo model is baked in, so
 # that a container needs no network.
 FROM python:3.11-slim-bookworm
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -24,14 +25,12 @@ def changes_since_last_start(file: Path, plan: NumericPlan) -> list[str]:
     plan is kept in its place; a directory that cannot be written keeps none.
     """
     changes = _differences(_kept(file), plan)
-    try:
+    with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=file.parent)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(plan)))
         os.replace(name, file)
-    except OSError:
-        return changes
     return changes
 
 

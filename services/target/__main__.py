@@ -39,7 +39,7 @@ log = logging.getLogger("target")
 MAX_ROWS = 1024
 """Token rows of one forward: up to here every kernel's rows were shown to be independent of each other."""
 WARM_ROWS = 256
-"""Steps up to this size are prepared at start; the first use of a larger one costs it a few percent."""
+"""Steps up to this size are gone through once at start."""
 PROGRESS_EVERY_S = 2.0
 
 

@@ -6,11 +6,14 @@ The words here are openings; the turn itself is the model's own continuation of 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PASSAGE_CHARS = 1200
+PASSAGE_CHARS = 2400
 """Passages for a summary or for questions are put together up to about so many characters."""
+COPY_CHARS = 900
+MOST_PASSAGES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +21,8 @@ class Seed:
     """A user turn to be written: lead, then up to `limit` tokens of the model (none at 0).
 
     one_line: the continuation ends at its first line break. whole: one that does not end within the limit is
-    given up; otherwise it is cut after its last whole sentence.
+    given up; otherwise it is cut after its last whole sentence. answer: read as the answer instead of one
+    that the model writes; what the model thinks of every token is recorded all the same.
     """
 
     kind: str
@@ -26,6 +30,7 @@ class Seed:
     limit: int = 120
     one_line: bool = False
     whole: bool = False
+    answer: str | None = None
 
 
 def draw_seed(chance: random.Random, passages: Sequence[str]) -> Seed:
@@ -33,21 +38,23 @@ def draw_seed(chance: random.Random, passages: Sequence[str]) -> Seed:
 
     kinds = list(WEIGHTS)
     kind = chance.choices(kinds, [WEIGHTS[name] for name in kinds])[0]
-    if kind in ("passage_summary", "passage_question") and len(passages) < MIN_PASSAGES:
+    if kind in FROM_PASSAGES and len(passages) < MIN_PASSAGES:
         kind = "open"
     return _SEEDS[kind](chance, passages)
 
 
 WEIGHTS = {
-    "open": 15,
-    "opening": 17,
-    "translation": 15,
-    "passage_summary": 13,
-    "article": 7,
-    "question": 11,
+    "open": 12,
+    "opening": 14,
+    "translation": 13,
+    "passage_summary": 15,
+    "article": 9,
+    "question": 10,
     "sum": 10,
-    "passage_question": 12,
+    "passage_question": 13,
+    "copy": 9,
 }
+FROM_PASSAGES = ("passage_summary", "passage_question", "copy")
 MIN_PASSAGES = 40
 
 OPENINGS = (
@@ -103,6 +110,9 @@ ASKS = (
     "According to the passage,", "Using the information above, answer:", "Question: What",
     "Question: Who", "Question: When", "Question: Why",
 )  # fmt: skip
+REPEATS = (
+    "Repeat this: ", "Say this again:\n", "Copy the following text: ", "Write this once more:\n\n", "",
+)  # fmt: skip
 
 
 def _open(chance: random.Random, passages: Sequence[str]) -> Seed:
@@ -124,7 +134,9 @@ def _passage_summary(chance: random.Random, passages: Sequence[str]) -> Seed:
 
 
 def _article(chance: random.Random, passages: Sequence[str]) -> Seed:
-    return Seed("article", chance.choice(SUMMARIES) + chance.choice(DATELINES), limit=220)
+    return Seed(
+        "article", chance.choice(SUMMARIES) + chance.choice(DATELINES), limit=chance.choice((220, 480))
+    )
 
 
 def _question(chance: random.Random, passages: Sequence[str]) -> Seed:
@@ -137,15 +149,40 @@ def _sum(chance: random.Random, passages: Sequence[str]) -> Seed:
 
 
 def _passage_question(chance: random.Random, passages: Sequence[str]) -> Seed:
-    text = _passages(chance, passages, 2 * PASSAGE_CHARS, "\n")
+    text = _passages(chance, passages, PASSAGE_CHARS, "\n")
     return Seed("passage_question", f"{text}\n\n{chance.choice(ASKS)}", limit=40, one_line=True, whole=True)
 
 
-def _passages(chance: random.Random, passages: Sequence[str], most_chars: int, between: str) -> str:
-    """One to three passages, cut after the last sentence that fits."""
+def _copy(chance: random.Random, passages: Sequence[str]) -> Seed:
+    """A text, then its sentences or its words again in another order. What a target repeats it repeats almost
+    surely, so a head learns here, in few steps, to find what came after the same words before."""
 
-    text = between.join(chance.sample(passages, chance.randint(1, 3)))
-    return up_to_last_sentence(text[: chance.randint(most_chars // 3, most_chars)])
+    text = _passages(chance, passages, COPY_CHARS, " ")
+    words = text.split()
+    if chance.random() < 0.5:
+        pieces = [f"{sentence.strip()}." for sentence in text.split(".") if sentence.strip()]
+    else:
+        chance.shuffle(words)
+        text = " ".join(_name(chance, words) if chance.random() < 0.3 else word for word in words)
+        words = text.split()
+        pieces = [" ".join(words[at : at + 6]) for at in range(0, len(words), 6)]
+    if chance.random() < 0.7:
+        chance.shuffle(pieces)
+    return Seed("copy", chance.choice(REPEATS) + text, limit=0, answer=" ".join(pieces))
+
+
+def _name(chance: random.Random, words: Sequence[str]) -> str:
+    """A word that no text has, of pieces of others."""
+
+    first, last = (re.sub(r"\W", "", chance.choice(words)) for _ in range(2))
+    return (first[: chance.randint(2, 4)] + last[-chance.randint(2, 4) :]).capitalize() or first
+
+
+def _passages(chance: random.Random, passages: Sequence[str], most_chars: int, between: str) -> str:
+    """One to four passages, cut after the last sentence that fits."""
+
+    text = between.join(chance.sample(passages, chance.randint(1, MOST_PASSAGES)))
+    return up_to_last_sentence(text[: chance.randint(most_chars // 4, most_chars)])
 
 
 def up_to_last_sentence(text: str) -> str:
@@ -164,4 +201,5 @@ _SEEDS = {
     "question": _question,
     "sum": _sum,
     "passage_question": _passage_question,
+    "copy": _copy,
 }

@@ -63,3 +63,11 @@ class RecordingTarget:
             rows = final.index_select(0, batch.logit_rows)
             logits = self.model.lm_head(self.model.final_norm(rows)).float()
         return torch.cat([*(entering[layer] for layer in self.layers), final], dim=-1), logits
+
+    @torch.inference_mode()
+    def choices(self, states: torch.Tensor) -> torch.Tensor:
+        """int64 [rows]: the most likely next id behind each of the recorded states [rows, width]."""
+
+        final = states[:, -self.model.config.hidden_size :]
+        logits = self.model.lm_head(self.model.final_norm(final))
+        return logits[:, : self.model.config.vocab_size].argmax(dim=-1)

@@ -21,7 +21,7 @@ from training.shards import Example
 from training.target import Chunk, LastToken, RecordingTarget
 from training.turns import MIN_ANSWER_TOKENS, TurnFilter, repeats_itself
 
-PREFILL_ROWS = 192
+PREFILL_ROWS = 256
 """Prompt tokens computed in one step beside the sequences that are being written."""
 PASSAGES_KEPT = 2000
 MIN_PASSAGE_TOKENS = 60
@@ -34,7 +34,8 @@ TURN_TEMPERATURES = (0.8, 1.0)
 @dataclass(slots=True)
 class _Lane:
     """ids: the sequence so far. computed: leading positions whose KV and states are there. written_from:
-    where the part that is being written starts. turn: None while the user's text itself is being written."""
+    where the part that is being written starts. given: that part is there already and is only to be read.
+    turn: None while the user's text itself is being written."""
 
     page: int
     states: torch.Tensor
@@ -45,8 +46,13 @@ class _Lane:
     ids: list[int] = field(default_factory=list)
     computed: int = 0
     written_from: int = 0
+    given: bool = False
 
-    def restart(self, ids: list[int]) -> None:
+    @property
+    def is_read(self) -> bool:
+        return self.computed == len(self.ids) - 1
+
+    def restart(self, ids: list[int], given: Sequence[int] = ()) -> None:
         """Another sequence; what is computed for a common beginning stays."""
 
         kept = 0
@@ -54,9 +60,10 @@ class _Lane:
             if old != new:
                 break
             kept += 1
-        self.ids = ids
+        self.ids = [*ids, *given]
         self.computed = kept
         self.written_from = len(ids)
+        self.given = bool(given)
 
 
 class Writer:
@@ -126,22 +133,24 @@ class Writer:
                 lane.restart(self._chat.bare_turn(lane.seed.lead))
                 lane.sampling = self._sampling(self._chance.uniform(*TURN_TEMPERATURES))
                 return True
-            if self._answer(lane, lane.seed.lead):
+            if self._answer(lane, lane.seed.lead, lane.seed.answer):
                 return True
 
-    def _answer(self, lane: _Lane, turn: str) -> bool:
-        """Let the lane answer a turn that passes."""
+    def _answer(self, lane: _Lane, turn: str, answer: str | None = None) -> bool:
+        """Let the lane answer a turn that passes. answer: read instead of one of the model's own."""
 
         prompt = self._chat.prompt(turn)
-        if len(prompt) + MIN_ANSWER_TOKENS > self._target.max_len or not self._turns.passes(turn):
+        given = self._tokenizer.encode(answer, add_special=False) if answer else []
+        length = len(prompt) + max(len(given), MIN_ANSWER_TOKENS)
+        if length > self._target.max_len or not self._turns.passes(turn):
             return False
         lane.turn = turn
-        lane.restart(prompt)
+        lane.restart(prompt, given)
         lane.sampling = self._sampling(0.0)
         return True
 
     def _answer_again(self, lane: _Lane) -> bool:
-        if lane.sampling.temperature or self._chance.random() >= ANSWERED_TWICE:
+        if lane.given or lane.sampling.temperature or self._chance.random() >= ANSWERED_TWICE:
             return False
         lane.restart(lane.ids[: lane.written_from])
         lane.sampling = self._sampling(self._chance.uniform(*ANSWER_TEMPERATURES))
@@ -163,7 +172,7 @@ class Writer:
                 chunks.append(Chunk((lane.page,), lane.computed, ids))
                 reading.append(lane)
                 budget -= missing
-        writing = [lane for lane in lanes if lane.computed == len(lane.ids) - 1]
+        writing = [lane for lane in lanes if lane.is_read and not lane.given]
         lasts = [LastToken((lane.page,), len(lane.ids), lane.ids[-1:]) for lane in writing]
         states, logits = self._target.step(chunks, lasts)
         first = 0
@@ -173,11 +182,14 @@ class Writer:
             lane.top[chunk.start : end] = -1
             lane.computed = end
             first += len(chunk.ids)
+        ended = [lane for lane in reading if lane.is_read and lane.given]
+        for lane in ended:
+            answer = slice(lane.written_from - 1, lane.computed)
+            lane.top[answer] = self._target.choices(lane.states[answer])
         if not writing:
-            return []
+            return ended
         best = logits[:, : self._tokenizer.vocab_size].argmax(dim=-1).tolist()
         rows = logits.numpy()[:, : self._tokenizer.vocab_size]
-        ended = []
         for at, lane in enumerate(writing):
             lane.states[lane.computed] = states[first + at]
             lane.top[lane.computed] = best[at]

@@ -1,8 +1,9 @@
-"""A decoder's layers in one call, compiled for bfloat16 activations on a CPU with AVX-512 BF16.
+"""A decoder's layers in one call, compiled for bfloat16 activations on a CPU with AVX-512 BF16; and the layer
+of a draft head.
 
-`cpu/decoder.cpp` has the contracts of the structs below. The references are `common.model.layers`,
-`common.model.rope` and `common.attention.torch_backend`; results agree with them up to rounding, not in their
-bits.
+`cpu/layer.h`, `cpu/head.h` and `cpu/matrix.h` have the contracts of the structs below. The references are
+`common.model.layers`, `common.model.rope`, `common.attention.torch_backend` and `common.model.eagle3`;
+results agree with them up to rounding, not in their bits.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Rows(ctypes.Structure):
         ("write_slots", _POINTER),
         ("key_starts", _POINTER),
         ("key_slots", _POINTER),
+        ("counts", _POINTER),
+        ("picked", _POINTER),
         ("cosine", _POINTER),
         ("sine", _POINTER),
         ("keys", _POINTER),
@@ -105,6 +108,42 @@ class Memory(ctypes.Structure):
     )
 
 
+class Head(ctypes.Structure):
+    _fields_ = (
+        ("layer", Layer),
+        ("input_norm", _POINTER),
+        ("feature_norm", _POINTER),
+        ("norm", _POINTER),
+        ("embedding", _POINTER),
+        ("lm_head", Matrix),
+        ("logit_scale", _FLOAT),
+        ("norm_before_residual", _INT32),
+        ("norm_output", _INT32),
+    )
+
+
+class HeadRows(ctypes.Structure):
+    _fields_ = (
+        ("features", _POINTER),
+        ("ids", _POINTER),
+        ("entered", _POINTER),
+        ("last", _INT64),
+        ("fed_back", _INT32),
+    )
+
+
+class Ranked(ctypes.Structure):
+    _fields_ = (
+        ("rows", _INT64),
+        ("width", _INT64),
+        ("outputs", _POINTER),
+        ("normed", _POINTER),
+        ("logits", _POINTER),
+        ("scores", _POINTER),
+        ("ids", _POINTER),
+    )
+
+
 _PRODUCT = (_POINTER, _POINTER, _POINTER, _POINTER, _INT64, _INT32, _INT32)
 
 
@@ -120,6 +159,8 @@ class DecoderKernels:
     pack_q8: Callable[..., None]
     product: Callable[..., None]
     step: Callable[..., None]
+    head_layer: Callable[..., None]
+    head_rank: Callable[..., None]
 
 
 @functools.cache
@@ -139,6 +180,8 @@ def decoder_kernels() -> DecoderKernels:
         pack_q8=_entry(library, "paceline_pack_q8", (_POINTER,) * 4),
         product=_entry(library, "paceline_product", _PRODUCT),
         step=_entry(library, "paceline_step", (_POINTER,) * 4),
+        head_layer=_entry(library, "paceline_head_layer", (_POINTER,) * 5),
+        head_rank=_entry(library, "paceline_head_rank", (_POINTER,) * 3),
     )
 
 

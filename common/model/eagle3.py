@@ -6,12 +6,14 @@ token t + 2. What it predicts from afterwards is its own feature, in place of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from common.model.layers import GatedMlp, RmsNorm
-from common.model.linears import QuickLinears
+from common.model.linear import linear
 from common.model.rope import RopeTable
 
 
@@ -48,28 +50,22 @@ class Eagle3Head:
         self.target_ids = weights.target_ids
         self._input_norm = None if weights.input_norm is None else norm(weights.input_norm)
         self._fc_norms = tuple(map(norm, weights.fc_norms))
-        linears = QuickLinears(dtype)
-        self._fc = linears.of(weights.fc)
+        self._fc = linear(weights.fc, None, dtype)
         self._embedding_norm = norm(weights.input_layernorm)
         self._feature_norm = norm(weights.hidden_norm)
-        self._qkv = linears.of(weights.qkv, weights.qkv_bias)
-        self._output = linears.of(weights.output)
+        self._qkv = linear(weights.qkv, weights.qkv_bias, dtype)
+        self._output = linear(weights.output, None, dtype)
         self._mlp_norm = norm(weights.post_attention_layernorm)
-        self._mlp = GatedMlp(linears.of(weights.gate_up), linears.of(weights.down))
+        self._mlp = GatedMlp(linear(weights.gate_up, None, dtype), linear(weights.down, None, dtype))
         self._norm = norm(weights.norm)
-        self._lm_head = linears.head(weights.lm_head)
+        self._lm_head = linear(weights.lm_head, None, dtype)
         self._rope = RopeTable(config.rope, config.head_dim, max_positions)
 
     @torch.inference_mode()
     def fuse(self, aux: torch.Tensor) -> torch.Tensor:
         """The feature of positions whose states are the target's. aux: [rows, aux_size] → [rows, hidden]."""
 
-        if self._input_norm is not None:
-            aux = self._input_norm(aux)
-        if self._fc_norms:
-            states = aux.chunk(self.config.aux_count, dim=-1)
-            aux = torch.cat([norm(state) for norm, state in zip(self._fc_norms, states, strict=True)], dim=-1)
-        return self._fc(aux)
+        return self._fc(fc_input(aux, self._input_norm, self._fc_norms))
 
     @torch.inference_mode()
     def queries_keys_values(
@@ -115,3 +111,14 @@ class Eagle3Head:
 
         logits = self._lm_head(self._norm(output)).float()
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+
+def fc_input(aux: torch.Tensor, input_norm: RmsNorm | None, fc_norms: Sequence[RmsNorm]) -> torch.Tensor:
+    """aux: [rows, aux_size], behind the norms that the head has: one over all, or one for each state."""
+
+    if input_norm is not None:
+        aux = input_norm(aux)
+    if fc_norms:
+        states = aux.chunk(len(fc_norms), dim=-1)
+        aux = torch.cat([norm(state) for norm, state in zip(fc_norms, states, strict=True)], dim=-1)
+    return aux

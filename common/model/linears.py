@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Protocol
 
 import torch
 
-from common.kernels.build import KernelsUnavailable
-from common.kernels.decoder_cpu import DecoderKernels, decoder_kernels
+from common.kernels.decoder_cpu import DecoderKernels
 from common.kernels.huge_pages import HugePages
 from common.kernels.packed import PackedMatrix, QuantisedBlocks
 from common.model.checkpoint import Checkpoint, layer_prefix
@@ -87,34 +85,6 @@ class PackedLinears:
         if blocks is None:
             return _read(checkpoint, names, bias, torch.bfloat16)
         return blocks, _stacked(checkpoint, names, "bias") if bias else None
-
-
-class QuickLinears:
-    """For a drafter, whose bits nobody relies on: the compiled kernels where they can be had and dtype is
-    bfloat16, else plain torch."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._memory = HugePages()
-        self._kernels = None
-        if dtype == torch.bfloat16:
-            with contextlib.suppress(KernelsUnavailable):
-                self._kernels = decoder_kernels()
-
-    def of(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-        """weight: [out, in], bias: [out], in any floating-point type."""
-
-        return self._packed(weight, bias, wide=False) or linear(weight, bias, self._dtype)
-
-    def head(self, weight: torch.Tensor) -> Linear:
-        """Its outputs are float32 where the kernels compute them."""
-
-        return self._packed(weight, None, wide=True) or linear(weight, None, self._dtype)
-
-    def _packed(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> PackedMatrix | None:
-        if self._kernels is None or weight.shape[1] % 2:
-            return None
-        return PackedMatrix(self._kernels, self._memory, weight.to(self._dtype), bias, wide=wide)
 
 
 def has_int4(checkpoint: Checkpoint) -> bool:

@@ -26,6 +26,7 @@ from services.target.work import Capture, HiddenSpan, PrefillChunk, RoundWork, T
 from tests.engine.tiny_models import random_model
 
 VOCAB = 131
+HIDDEN = 96
 DRAFT_VOCAB = 96
 PAGE = 4
 PAGES = 64
@@ -39,14 +40,14 @@ Ids = tuple[int, ...]
 
 
 def tiny_target(folder: Path) -> LlamaModel:
-    random_model("smollm2").save_pretrained(folder)
+    random_model("llama2").save_pretrained(folder)
     return load_model(folder, dtype=torch.bfloat16, max_positions=POSITIONS)
 
 
-def random_head(target_hidden: int = 63, seed: int = 0) -> tuple[Eagle3Config, Eagle3Weights]:
+def random_head(target_hidden: int = HIDDEN, seed: int = 1) -> tuple[Eagle3Config, Eagle3Weights]:
     """Every weight is random; the draft vocabulary is every id but some."""
     generator = torch.Generator().manual_seed(seed)
-    hidden, inner, heads, kv_heads, head_dim = target_hidden, 48, 4, 2, 16
+    hidden, inner, heads, kv_heads, head_dim = target_hidden, 64, 4, 2, 16
     config = Eagle3Config(
         vocab_size=VOCAB,
         draft_vocab_size=DRAFT_VOCAB,

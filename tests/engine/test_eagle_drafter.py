@@ -5,24 +5,29 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from common.attention.kv_cache import KvCache
 from common.attention.segments import build_batch
+from common.kernels.build import KernelsUnavailable
 from common.model.eagle3 import Eagle3Head
 from common.model.llama import LlamaModel
 from common.sampling.params import SamplingParams
 from services.draft.drafters import eagle3
 from services.draft.drafters.eagle3 import Eagle3Drafter
+from services.draft.eagle import bound
 from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention
+from services.draft.eagle.compiled import CompiledForward, DecodeKeys, ExtendKeys, GrowingKeys
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape
 from services.draft.work import DraftWork, HiddenRows
 from services.target.memory import HiddenBlock
 from services.target.work import Capture, PrefillChunk, RoundWork
 from tests.engine.eagle_pair import (
+    HIDDEN,
     LAYERS,
     PAGE,
     POSITIONS,
@@ -40,6 +45,21 @@ CHAIN, TREE = Shape(width=1), Shape(width=3, depth=4)
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=11)
 WHOLE = [(0, 20)]
 CHUNKS = [(0, 7), (7, 8), (8, 20)]
+
+
+FORWARDS: dict[str, type[Any]] = {"torch": EagleForward, "compiled": CompiledForward}
+
+
+@pytest.fixture(params=FORWARDS, autouse=True)
+def forward(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Any]:
+    """Each rule holds with the compiled kernels and with their twin."""
+    if request.param == "torch":
+
+        def unavailable(*_: object, **__: object) -> None:
+            raise KernelsUnavailable("kept away by the test")
+
+        monkeypatch.setattr(bound, "CompiledHead", unavailable)
+    return FORWARDS[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +148,17 @@ def test_a_prompt_in_chunks_leaves_the_entries_that_it_leaves_whole(model: Llama
 
 
 def test_ids_are_rotated_by_one_and_the_tail_of_a_chunk_is_the_next_prompt_id(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, forward: type[Any]
 ) -> None:
     seen: list[tuple[Ids, Ids]] = []
-    original = EagleForward.extend
+    original = forward.extend
 
-    def spy(self: EagleForward, features, ids, plan):
+    def spy(self: Any, features, ids, plan):
         assert ids.dtype == torch.int64
         seen.append((tuple(ids.tolist()), tuple(plan.positions.tolist())))
         return original(self, features, ids, plan)
 
-    monkeypatch.setattr(EagleForward, "extend", spy)
+    monkeypatch.setattr(forward, "extend", spy)
     prefilled(model, chunks=CHUNKS)
     assert seen == [(prompt()[start + 1 : end + 1], tuple(range(start, end))) for start, end in CHUNKS]
 
@@ -345,24 +365,24 @@ def test_captured_rows_are_held_by_nobody_after_the_round(
 
 
 def test_states_are_consumed_once_and_dropped_before_activations_are_allocated(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, forward: type[Any]
 ) -> None:
     states: list[weakref.ref[torch.Tensor]] = []
     extended = 0
-    fuse, extend = EagleForward.fuse, EagleForward.extend
+    fuse, extend = forward.fuse, forward.extend
 
-    def spy(self: EagleForward, given: torch.Tensor) -> torch.Tensor:
+    def spy(self: Any, given: torch.Tensor) -> torch.Tensor:
         states.append(weakref.ref(given))
         return fuse(self, given)
 
-    def check(self: EagleForward, *args) -> torch.Tensor:
+    def check(self: Any, *args) -> torch.Tensor:
         nonlocal extended
         extended += 1
         assert states[-1]() is None
         return extend(self, *args)
 
-    monkeypatch.setattr(EagleForward, "fuse", spy)
-    monkeypatch.setattr(EagleForward, "extend", check)
+    monkeypatch.setattr(forward, "fuse", spy)
+    monkeypatch.setattr(forward, "extend", check)
     pair = prefilled(model)
     pair.draft(1)
     assert (len(states), extended) == (1, 1)
@@ -417,27 +437,27 @@ def test_ids_are_plain_integers_at_the_border_and_int64_inside(model: LlamaModel
     pair = prefilled(model)
     (tree,) = pair.draft(1).trees
     assert all(type(one) is int for one in (*tree.tokens, *tree.parents))
-    forward = forward_of(pair.drafter)
-    assert forward.target_ids.dtype == torch.int64
-    outputs = torch.zeros(1, 63, dtype=torch.bfloat16)
-    plan = forward.plan_steps(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool), 1)
+    bound_to = forward_of(pair.drafter)
+    assert bound_to.target_ids.dtype == torch.int64
+    outputs = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
+    plan = bound_to.plan_steps(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool), 1)
     with pytest.raises(TypeError, match="int64"):
-        forward.step(
+        bound_to.step(
             outputs,
             torch.zeros(1, dtype=torch.int32),
             torch.zeros(1, dtype=torch.int64),
             plan,
-            torch.ones(1, 1, 1, dtype=torch.bool),
+            torch.zeros(1, 1, 1, dtype=torch.int64),
         )
 
 
-def forward_of(drafter: Eagle3Drafter) -> EagleForward:
+def forward_of(drafter: Eagle3Drafter) -> Any:
     assert drafter._attached is not None
     return drafter._attached.forward
 
 
 def test_each_pass_uses_the_backend_that_was_bound_for_it(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, forward: type[Any]
 ) -> None:
     used: list[str] = []
 
@@ -450,9 +470,10 @@ def test_each_pass_uses_the_backend_that_was_bound_for_it(
 
         monkeypatch.setattr(kind, method, called)
 
-    spy("extend", ExtendAttention, "attend")
-    spy("decode plan", DecodeAttention, "plan")
-    spy("decode", DecodePlan, "attend")
+    compiled = forward is CompiledForward
+    spy("extend", *((ExtendKeys, "plan") if compiled else (ExtendAttention, "attend")))
+    spy("decode plan", DecodeKeys if compiled else DecodeAttention, "plan")
+    spy("decode", *((GrowingKeys, "next_level") if compiled else (DecodePlan, "attend")))
     pair = Pair(model, eagle_drafter(CHAIN))
     pair.prefill_chunk(1, prompt(), (0, 20))
     assert used == [], "the target's passes have a backend of their own"

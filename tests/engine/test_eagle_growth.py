@@ -12,12 +12,16 @@ from common.sampling.params import SamplingParams
 from common.sampling.sampler import sample
 from common.sampling.tree import validate_tree
 from services.draft.eagle.growth import Shape, grow
-from services.draft.eagle.ranking import Ranking
+from services.draft.eagle.ranking import Predicted, Ranking
 
 VOCAB, DRAFT = 40, 12
 TARGET_IDS = torch.arange(DRAFT) * 3
 GREEDY = SamplingParams()
 BASE = 50
+
+
+def predicted(logits: torch.Tensor, width: int) -> Predicted:
+    return Predicted(logits, *logits.log_softmax(-1).topk(width, dim=-1))
 
 
 class ScriptedForward:
@@ -38,18 +42,19 @@ class ScriptedForward:
         generator = torch.Generator().manual_seed(hash((self.seed, *path)) & 0xFFFFFF)
         return self.sharpness * torch.randn(DRAFT, generator=generator)
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        return torch.stack([self.distribution(self.paths[int(number)]) for number in outputs.flatten()])
+    def rank(self, outputs: torch.Tensor, width: int) -> Predicted:
+        logits = torch.stack([self.distribution(self.paths[int(number)]) for number in outputs.flatten()])
+        return predicted(logits, width)
 
-    def step(self, outputs, ids, positions, plan, ancestors) -> torch.Tensor:
+    def step(self, outputs, ids, positions, plan, paths) -> torch.Tensor:
         self.positions.append(positions.tolist())
         made = []
         for number, token in zip(outputs.flatten().tolist(), ids.tolist(), strict=True):
             self.paths.append((*self.paths[int(number)], token))
             made.append(float(len(self.paths) - 1))
         self.columns += self.paths[-len(made) :]
-        for path, seen in zip(self.paths[-len(made) :], ancestors[0].tolist(), strict=True):
-            visible = [self.columns[column] for column, is_seen in enumerate(seen) if is_seen]
+        for path, seen in zip(self.paths[-len(made) :], paths[0].tolist(), strict=True):
+            visible = [self.columns[number] for number in seen]
             assert visible == [path[: depth + 1] for depth in range(len(path))], "ancestors and itself"
         return torch.tensor(made).unsqueeze(1)
 
@@ -58,7 +63,7 @@ def grown(
     forward: ScriptedForward, nodes: int, shape: Shape, sampling: SamplingParams = GREEDY
 ) -> tuple[list[int], list[int]]:
     ranking = Ranking([sampling], [BASE], TARGET_IDS)
-    ((tokens, parents),) = grow(forward, None, forward.root(), torch.tensor([BASE]), ranking, [nodes], shape)
+    ((tokens, parents),) = grow(forward, None, forward.root(), [BASE], ranking, [nodes], shape)
     return tokens, parents
 
 
@@ -143,7 +148,7 @@ def test_the_first_child_is_what_the_target_would_sample_from_the_same_logits(
     differs = 0
     for position in range(BASE, BASE + 40):
         ranking = Ranking([sampling], [position - 2], TARGET_IDS)
-        scores, ids = ranking.children(logits, 6, 3, level=2)
+        scores, ids = ranking.children(predicted(logits, 3), 6, level=2)
         assert ids.dtype == torch.int64
         assert (scores <= 0).all()
         for node, row in enumerate(logits):
@@ -156,9 +161,11 @@ def test_the_first_child_is_what_the_target_would_sample_from_the_same_logits(
 
 def test_noise_touches_the_slots_that_sample_and_no_others() -> None:
     logits = torch.randn(4, DRAFT, generator=torch.Generator().manual_seed(2))
-    mixed = Ranking([GREEDY, SAMPLINGS[0]], [BASE, BASE], TARGET_IDS).children(logits, 2, 4, level=0)
-    greedy = Ranking([GREEDY], [BASE], TARGET_IDS).children(logits[:2], 2, 4, level=0)
-    coupled = Ranking([SAMPLINGS[0]], [BASE], TARGET_IDS).children(logits[2:], 2, 4, level=0)
+    mixed = Ranking([GREEDY, SAMPLINGS[0]], [BASE, BASE], TARGET_IDS).children(
+        predicted(logits, 4), 2, level=0
+    )
+    greedy = Ranking([GREEDY], [BASE], TARGET_IDS).children(predicted(logits[:2], 4), 2, level=0)
+    coupled = Ranking([SAMPLINGS[0]], [BASE], TARGET_IDS).children(predicted(logits[2:], 4), 2, level=0)
     for got, *due in zip(mixed, greedy, coupled, strict=True):
         assert torch.equal(got, torch.cat(due))
 

@@ -19,7 +19,7 @@ from services.draft.drafters.ngram import NgramDrafter
 from services.draft.eagle.growth import Shape
 from services.draft.memory import Mapped
 from services.target.memory import Exports, RegionRefused
-from tests.engine.eagle_pair import LAYERS, VOCAB, eagle_drafter, tiny_target
+from tests.engine.eagle_pair import HIDDEN, LAYERS, VOCAB, eagle_drafter, tiny_target
 
 ROWS = 16
 STAMP = Stamp(1, 7, 9)
@@ -39,7 +39,7 @@ def exports(model: LlamaModel, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def join(capture: tuple[int, ...] = LAYERS, row_bytes: int = 3 * 63 * 2) -> JoinDraft:
+def join(capture: tuple[int, ...] = LAYERS, row_bytes: int = 3 * HIDDEN * 2) -> JoinDraft:
     return JoinDraft(STAMP, 32, list(capture), row_bytes)
 
 
@@ -53,7 +53,7 @@ def test_what_the_target_writes_to_a_block_the_draft_reads(exports: Exports, tmp
     mapped = Mapped(configure(exports.allocate_region(message)), drafter, tmp_path)
     hidden = mapped.shared.hidden
     assert hidden is not None
-    assert hidden.rows.shape == (HIDDEN_BLOCKS, ROWS, 3 * 63)
+    assert hidden.rows.shape == (HIDDEN_BLOCKS, ROWS, 3 * HIDDEN)
     block = exports.hidden_block(9, 2)
     assert block is not None
     block.rows[3] = 5.0
@@ -119,8 +119,8 @@ def test_a_drafter_that_reads_nothing_gets_no_rows_and_costs_no_memory(
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        (join(row_bytes=3 * 64 * 2), "384 bytes from 3 layers; this target's have 378"),
-        (join(capture=(0, 1), row_bytes=3 * 63 * 2), "378 bytes from 2 layers; this target's have 252"),
+        (join(row_bytes=3 * 64 * 2), "384 bytes from 3 layers; this target's have 576"),
+        (join(capture=(0, 1), row_bytes=3 * HIDDEN * 2), "576 bytes from 2 layers; this target's have 384"),
         (join(capture=(0, 1, 2)), "layer 2; this target has layers 0 … 1"),
         (join(capture=(0, 1, -1)), "layer -1"),
     ],
@@ -133,7 +133,7 @@ def test_a_head_made_for_another_target_is_refused(exports: Exports, message: Jo
 
 def test_rows_of_another_width_are_refused_by_the_draft(exports: Exports, tmp_path: Path) -> None:
     drafter = eagle_drafter(Shape())
-    message = JoinDraft(STAMP, drafter.kv_bytes_per_position, list(LAYERS[:2]), 2 * 63 * 2)
+    message = JoinDraft(STAMP, drafter.kv_bytes_per_position, list(LAYERS[:2]), 2 * HIDDEN * 2)
     with pytest.raises(HandleError, match=HIDDEN_ROWS):
         Mapped(configure(exports.allocate_region(message)), drafter, tmp_path)
 

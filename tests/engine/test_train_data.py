@@ -211,6 +211,7 @@ def test_seeds_of_all_kinds_are_drawn():
     assert {draw_seed(chance, []).kind for _ in range(300)} == set(WEIGHTS) - {
         "passage_summary",
         "passage_question",
+        "copy",
     }
     assert up_to_last_sentence("One. Two! Thr") == "One. Two!"
     assert up_to_last_sentence("nothing ends") == "nothing ends"

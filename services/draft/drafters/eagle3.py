@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from common.attention.kv_cache import KvCache
-from common.model.eagle3 import Eagle3Head
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from services.draft.drafters.base import HiddenStates, SharedState
-from services.draft.eagle.attention import DecodeAttention, ExtendAttention, ExtendPlan
+from services.draft.eagle.attention import ExtendPlan
+from services.draft.eagle.bound import bound_forward
 from services.draft.eagle.entries import Entries, Run
-from services.draft.eagle.forward import EagleForward
+from services.draft.eagle.forward import HeadForward
 from services.draft.eagle.growth import Shape, grow
 from services.draft.eagle.ranking import Ranking
 from services.draft.work import DraftRow, Drafts, DraftWork, HiddenRows, Tree
@@ -39,7 +40,7 @@ class _Attached:
 
     hidden: HiddenStates
     entries: Entries
-    forward: EagleForward
+    forward: HeadForward[Any]
     outputs: torch.Tensor
 
 
@@ -79,14 +80,13 @@ class Eagle3Drafter:
         assert hidden is not None
         embedding = hidden.embedding[: config.vocab_size]
         reach = self._positions + max(self._shape.depth, MAX_K)
-        head = Eagle3Head(config, self._weights, dtype=DTYPE, embedding=embedding, max_positions=reach)
         places = shared.pages * shared.page_size
         keys, values = shared.kv.view(DTYPE).view(2, 1, places, config.kv_heads, config.head_dim)
         slots = shared.page_table.shape[0]
         self._attached = _Attached(
             hidden,
             Entries(shared.page_table, shared.page_size),
-            EagleForward(head, KvCache(keys, values), ExtendAttention(), DecodeAttention()),
+            bound_forward(config, self._weights, embedding, reach, KvCache(keys, values)),
             torch.zeros(slots, config.hidden_size, dtype=DTYPE),
         )
 
@@ -175,7 +175,7 @@ class Eagle3Drafter:
             forward,
             plan,
             attached.outputs.index_select(0, slots),
-            torch.tensor(bases),
+            bases,
             Ranking([row.sampling for row in rows], bases, forward.target_ids),
             nodes,
             shape,

@@ -72,16 +72,17 @@ class DecodePlan:
         self._end = valid.shape[1]
 
     def attend(
-        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ancestors: torch.Tensor
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, paths: torch.Tensor
     ) -> torch.Tensor:
         """One level. queries: [slots × nodes, heads, head_dim], scaled. keys, values: [slots × nodes,
-        kv_heads, head_dim]. ancestors: bool [slots, nodes, nodes so far], each node among its own. Returns
-        [slots × nodes, heads × head_dim]."""
-        slots, nodes, _ = ancestors.shape
+        kv_heads, head_dim]. paths: as of `HeadForward.step`. Returns [slots × nodes, heads × head_dim]."""
+        slots, nodes, _ = paths.shape
         end = self._end + nodes
         self._keys[:, :, self._end : end] = keys.view(slots, nodes, *keys.shape[1:]).transpose(1, 2)
         self._values[:, :, self._end : end] = values.view(slots, nodes, *values.shape[1:]).transpose(1, 2)
         self._end = end
+        ancestors = torch.zeros(slots, nodes, end - self._valid.shape[1], dtype=torch.bool)
+        ancestors.scatter_(2, paths, True)
         committed = self._valid.unsqueeze(1).expand(slots, nodes, -1)
         attended = grouped_attention(
             queries.view(slots, nodes, *queries.shape[1:]),

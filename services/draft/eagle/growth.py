@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.draft.eagle.attention import DecodePlan
-from services.draft.eagle.forward import EagleForward
+from services.draft.eagle.forward import HeadForward, Plan
 from services.draft.eagle.ranking import Ranking
 
 
@@ -25,86 +24,88 @@ class Shape:
         return most_nodes if self.width == 1 else min(self.depth, most_nodes)
 
 
-@dataclass(slots=True)
-class _Pool:
-    """Every node that was seen, a level behind the other. scores: float32 [slots, nodes], log-probability of
-    the path. ids: int64. parents: int64, indices into the pool; −1 is the root."""
+class _Tree:
+    """Every node that was seen of one slot's tree, a level behind the other; −1 is the root. A level's
+    `width` most probable nodes are its frontier and are expanded next; expanded nodes have numbers, in this
+    order."""
 
-    scores: torch.Tensor
-    ids: torch.Tensor
-    parents: torch.Tensor
+    def __init__(self, scores: Sequence[float], ids: Sequence[int]) -> None:
+        self.scores = list(scores)
+        self.ids = list(ids)
+        self.parents = [-1] * len(self.ids)
+        self.frontier = list(range(len(self.ids)))
+        self.behind = [0] * len(self.ids)
+        self._paths: list[tuple[int, ...]] = [()] * len(self.ids)
+        self._expanded = 0
 
-    def add(self, scores: torch.Tensor, ids: torch.Tensor, parents: torch.Tensor) -> None:
-        self.scores = torch.cat([self.scores, scores], dim=1)
-        self.ids = torch.cat([self.ids, ids], dim=1)
-        self.parents = torch.cat([self.parents, parents], dim=1)
+    def paths(self) -> list[tuple[int, ...]]:
+        """The numbers of every frontier node's ancestors, and its own."""
+        return [(*path, self._expanded + at) for at, path in enumerate(self._paths)]
+
+    def expand(self, scores: Sequence[Sequence[float]], ids: Sequence[Sequence[int]]) -> None:
+        """Children of every frontier node, with log-probabilities."""
+        paths, first, width = self.paths(), len(self.ids), len(self.frontier)
+        for node, child_scores, child_ids in zip(self.frontier, scores, ids, strict=True):
+            so_far = self.scores[node]
+            self.scores.extend(so_far + score for score in child_scores)
+            self.ids.extend(child_ids)
+            self.parents.extend([node] * len(child_ids))
+        self._expanded += width
+        # A stable sort: of equally probable nodes the first stays the first.
+        self.frontier = sorted(range(first, len(self.ids)), key=lambda node: -self.scores[node])[:width]
+        self.behind = [(node - first) // width for node in self.frontier]
+        self._paths = [paths[parent] for parent in self.behind]
+
+    def is_settled(self, most: int) -> bool:
+        """No descendant of the frontier can be among the best: paths only become less probable."""
+        if len(self.scores) < most:
+            return False
+        return self.scores[self.frontier[0]] <= sorted(self.scores, reverse=True)[max(0, most - 1)]
+
+    def best(self, most: int) -> tuple[list[int], list[int]]:
+        """Tokens, and parents counted from the root, which is 0."""
+        ranked = sorted(range(len(self.ids)), key=lambda node: -self.scores[node])[:most]
+        # A parent is at least as probable as its child and was seen before: it is chosen if the child is.
+        chosen = sorted(node for node in ranked if self.scores[node] > float("-inf"))
+        place = {node: 1 + index for index, node in enumerate(chosen)}
+        place[-1] = 0
+        return [self.ids[node] for node in chosen], [place[self.parents[node]] for node in chosen]
 
 
 def grow(
-    forward: EagleForward,
-    plan: DecodePlan,
+    forward: HeadForward[Plan],
+    plan: Plan,
     outputs: torch.Tensor,
-    bases: torch.Tensor,
+    bases: Sequence[int],
     ranking: Ranking,
     nodes: Sequence[int],
     shape: Shape,
 ) -> list[tuple[list[int], list[int]]]:
     """Tokens and parents of every slot's tree without its root; parents count from the root, which is 0.
 
-    outputs: [slots, hidden], of the bonus tokens' entries. bases: int64 [slots], committed lengths: the first
-    level's tokens stand at these positions. nodes: how many each slot may have.
+    outputs: [slots, hidden], of the bonus tokens' entries. bases: committed lengths: the first level's tokens
+    stand at these positions. nodes: how many each slot may have.
     """
-    slots, width = outputs.shape[0], shape.width
-    levels = shape.levels(max(nodes))
-    scores, ids = ranking.children(forward.logits(outputs), 1, width, level=0)
-    scores, ids = scores[:, 0], ids[:, 0]  # [slots, width]
-    pool = _Pool(scores, ids, torch.full_like(ids, -1))
-    behind = outputs.repeat_interleave(width, dim=0)  # outputs of the frontier's parents
-    frontier = torch.arange(width).expand(slots, width)  # indices into the pool
-    ancestors = torch.empty(slots, width, 0, dtype=torch.bool)
-    itself = torch.eye(width, dtype=torch.bool).expand(slots, width, width)
-    most = torch.tensor(nodes)
-    for level in range(1, levels):
-        if _is_settled(pool, scores, most):
+    width = shape.width
+    scores, ids = ranking.children(forward.rank(outputs, width), 1, level=0)
+    trees = [_Tree(*firsts) for firsts in zip(scores[:, 0].tolist(), ids[:, 0].tolist(), strict=True)]
+    before = 1  # nodes of a slot on the level before
+    for level in range(1, shape.levels(max(nodes))):
+        if all(tree.is_settled(most) for tree, most in zip(trees, nodes, strict=True)):
             break
-        ancestors = torch.cat([ancestors, itself], dim=-1)
+        rows = [slot * before + behind for slot, tree in enumerate(trees) for behind in tree.behind]
+        tokens = [tree.ids[node] for tree in trees for node in tree.frontier]
         # The entry of a token at position p rotates by p − 1.
-        positions = (bases + (level - 2)).repeat_interleave(width)
-        made = forward.step(behind, ids.flatten(), positions, plan, ancestors)
-        more, found = ranking.children(forward.logits(made), width, width, level=level)
-        more = (more + scores.unsqueeze(-1)).flatten(1)  # [slots, width²]
-        found = found.flatten(1)
-        first = pool.ids.shape[1]
-        pool.add(more, found, frontier.repeat_interleave(width, dim=1))
-        scores, best = more.topk(width, dim=1)
-        ids = found.gather(1, best)
-        parents = best // width
-        frontier = first + best
-        behind = made.view(slots, width, -1).gather(1, parents.unsqueeze(-1).expand(-1, -1, made.shape[1]))
-        behind = behind.flatten(0, 1)
-        ancestors = ancestors.gather(1, parents.unsqueeze(-1).expand(-1, -1, ancestors.shape[2]))
-    return _best(pool, nodes)
-
-
-def _is_settled(pool: _Pool, frontier_scores: torch.Tensor, most: torch.Tensor) -> bool:
-    """No descendant of the frontier can be among any slot's best: paths only become less probable."""
-    seen = pool.scores.shape[1]
-    if seen < int(most.max()):
-        return False
-    ranked = pool.scores.sort(dim=1, descending=True).values
-    last = ranked.gather(1, (most - 1).clamp(min=0).unsqueeze(1))
-    return bool((frontier_scores[:, :1] <= last).all())
-
-
-def _best(pool: _Pool, nodes: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    order = pool.scores.argsort(dim=1, descending=True, stable=True)
-    trees = []
-    for ranked, scores, ids, parents, most in zip(
-        order.tolist(), pool.scores.tolist(), pool.ids.tolist(), pool.parents.tolist(), nodes, strict=True
-    ):
-        # A parent is at least as probable as its child and was seen before: it is chosen if the child is.
-        chosen = sorted(node for node in ranked[:most] if scores[node] > float("-inf"))
-        place = {node: 1 + index for index, node in enumerate(chosen)}
-        place[-1] = 0
-        trees.append(([ids[node] for node in chosen], [place[parents[node]] for node in chosen]))
-    return trees
+        positions = [base + level - 2 for base in bases for _ in range(width)]
+        outputs = forward.step(
+            outputs.index_select(0, torch.tensor(rows)),
+            torch.tensor(tokens),
+            torch.tensor(positions),
+            plan,
+            torch.tensor([tree.paths() for tree in trees]),
+        )
+        before = width
+        scores, ids = ranking.children(forward.rank(outputs, width), width, level=level)
+        for tree, more, found in zip(trees, scores.tolist(), ids.tolist(), strict=True):
+            tree.expand(more, found)
+    return [tree.best(most) for tree, most in zip(trees, nodes, strict=True)]

@@ -4,6 +4,7 @@ samples, by what its noise will make of them (coupled drafting)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,16 @@ from common.sampling.params import SamplingParams
 
 CANDIDATES = 64
 """Most probable tokens that noise may still lift to the front; what is behind them is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """logits: float32 [rows, draft_vocab]. Of the most probable draft ids, the most probable first: scores,
+    float32 [rows, width], log-probabilities; ids, int64 [rows, width]."""
+
+    logits: torch.Tensor
+    scores: torch.Tensor
+    ids: torch.Tensor
 
 
 class Ranking:
@@ -27,19 +38,15 @@ class Ranking:
             if params.temperature > 0.0
         ]
 
-    def children(
-        self, logits: torch.Tensor, nodes: int, width: int, *, level: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The width best tokens behind each of a slot's nodes, which stand on this level; the root's is 0.
-
-        logits: float32 [slots × nodes, draft_vocab]. Scores, float32 ≤ 0, and the target's ids, int64: both
-        [slots, nodes, width].
-        """
-        best, drafted = logits.log_softmax(-1).topk(width, dim=-1)
-        scores = best.view(-1, nodes, width)
-        ids = self._target_ids[drafted].view(-1, nodes, width)
+    def children(self, predicted: Predicted, nodes: int, *, level: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The best tokens behind each of a slot's nodes, which stand on this level; the root's is 0.
+        predicted: [slots × nodes, …]. Scores, float32 ≤ 0, and the target's ids, int64: both [slots, nodes,
+        width]."""
+        width = predicted.ids.shape[1]
+        scores = predicted.scores.view(-1, nodes, width).clone()
+        ids = self._target_ids[predicted.ids].view(-1, nodes, width)
         for slot, params, base in self._sampled:
-            rows = logits[slot * nodes : (slot + 1) * nodes]
+            rows = predicted.logits[slot * nodes : (slot + 1) * nodes]
             scores[slot], ids[slot] = self._coupled(rows, params, base + level, width)
         return scores, ids
 

@@ -1,0 +1,118 @@
+"""The head's numeric work in the compiled kernels: an extend or a level of trees is one call, attention
+included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from common.attention.kv_cache import KvCache
+from common.model.eagle3_compiled import CompiledHead, HeadKeys
+from services.draft.eagle.attention import ExtendPlan
+from services.draft.eagle.forward import int64
+from services.draft.eagle.ranking import Predicted
+
+
+class ExtendKeys:
+    """Draft extend: the newest entry of each slot reads the valid ones where they lie, its own among them."""
+
+    def plan(self, plan: ExtendPlan) -> HeadKeys:
+        counts = plan.valid.sum(dim=1)
+        return HeadKeys(
+            plan.write_slots, plan.last, counts, counts.cumsum(0) - counts, plan.key_slots[plan.valid]
+        )
+
+
+class DecodeKeys:
+    """Draft decode: trees that grow level by level in memory of their own."""
+
+    def plan(
+        self, cache: KvCache, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int
+    ) -> GrowingKeys:
+        """As of `HeadForward.plan_steps`."""
+        return GrowingKeys(cache, key_slots, valid, most_nodes)
+
+
+class GrowingKeys:
+    """One drafting's entries: the slots' valid ones side by side, and behind them the nodes of every slot's
+    tree. Dropped with the drafting."""
+
+    def __init__(self, cache: KvCache, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> None:
+        slots = key_slots.shape[0]
+        known = key_slots[valid]
+        shape = (1, known.shape[0] + slots * most_nodes, *cache.keys.shape[2:])
+        self.cache = KvCache(cache.keys.new_empty(shape), cache.values.new_empty(shape))
+        torch.index_select(cache.keys[0], 0, known, out=self.cache.keys[0, : known.shape[0]])
+        torch.index_select(cache.values[0], 0, known, out=self.cache.values[0, : known.shape[0]])
+        self._counts = valid.sum(dim=1)
+        self._firsts = self._counts.cumsum(0) - self._counts
+        # int64 [slots, 1, 1]: where each tree begins.
+        self._nodes = (known.shape[0] + torch.arange(slots) * most_nodes).view(-1, 1, 1)
+        self._longest = int(self._counts.max())
+        self._width = 0
+        self._reads = torch.empty(0, dtype=torch.int64)
+
+    def next_level(self, paths: torch.Tensor) -> HeadKeys:
+        """As of `HeadForward.step`."""
+        slots, nodes, levels = paths.shape
+        if self._width != nodes:
+            self._lay_out(nodes)
+        begin = MOST_LEVELS - levels
+        path = paths + self._nodes  # [slots, nodes, levels]
+        self._reads[:, :, begin:MOST_LEVELS] = path
+        rows = torch.arange(slots * nodes)
+        counts = (self._counts + levels).repeat_interleave(nodes)
+        starts = rows * self._reads.shape[2] + begin
+        return HeadKeys(path[:, :, -1].flatten().contiguous(), rows, counts, starts, self._reads)
+
+    def _lay_out(self, nodes: int) -> None:
+        """Every node reads its path, which ends at column MOST_LEVELS, and from there on the committed
+        entries."""
+        self._width = nodes
+        committed = self._firsts.unsqueeze(1) + torch.arange(self._longest)
+        reads = torch.empty(committed.shape[0], nodes, MOST_LEVELS + self._longest, dtype=torch.int64)
+        reads[:, :, MOST_LEVELS:] = committed.unsqueeze(1)
+        self._reads = reads
+
+
+MOST_LEVELS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledForward:
+    """extend and decode are bound here and nowhere else. cache: one layer, the drafter's entries by the
+    target's pages."""
+
+    head: CompiledHead
+    cache: KvCache
+    extend_keys: ExtendKeys
+    decode_keys: DecodeKeys
+
+    @property
+    def target_ids(self) -> torch.Tensor:
+        return self.head.target_ids
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        return self.head.fuse(states)
+
+    def extend(self, features: torch.Tensor, ids: torch.Tensor, plan: ExtendPlan) -> torch.Tensor:
+        keys = self.extend_keys.plan(plan)
+        return self.head.layer(features, int64(ids), plan.positions, self.cache, keys, fed_back=False)
+
+    def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> GrowingKeys:
+        return self.decode_keys.plan(self.cache, key_slots, valid, most_nodes)
+
+    def step(
+        self,
+        outputs: torch.Tensor,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: GrowingKeys,
+        paths: torch.Tensor,
+    ) -> torch.Tensor:
+        keys = plan.next_level(paths)
+        return self.head.layer(outputs, int64(ids), positions, plan.cache, keys, fed_back=True)
+
+    def rank(self, outputs: torch.Tensor, width: int) -> Predicted:
+        return Predicted(*self.head.rank(outputs, width))

@@ -30,6 +30,17 @@ class QuantisedBlocks:
     quants: torch.Tensor
 
     @staticmethod
+    def rounded(weight: torch.Tensor) -> QuantisedBlocks:
+        """8 bits without minima: the largest weight of a block is 127 or −127 times its scale. weight:
+        [outputs, inputs], inputs a multiple of 32."""
+
+        blocks = weight.float().view(weight.shape[0], -1, BLOCK_INPUTS)
+        scales = (blocks.abs().amax(dim=-1) / 127).half()
+        steps = scales.float().where(scales > 0, 1.0).unsqueeze(-1)
+        quants = (blocks / steps).round().clamp(-127, 127).to(torch.int8)
+        return QuantisedBlocks(scales, None, quants.view(weight.shape))
+
+    @staticmethod
     def stacked(parts: list[QuantisedBlocks]) -> QuantisedBlocks:
         """Outputs one below the other; all parts have minima, or none has."""
 

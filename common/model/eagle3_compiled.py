@@ -1,5 +1,9 @@
 """An EAGLE-3 head in two calls of the compiled kernels: its layer, attention included, and the ranking of
-what it predicts. `common.model.eagle3` is the reference; results agree with it up to rounding."""
+what it predicts. `common.model.eagle3` is the reference.
+
+Weights are held in 8 bits where their sizes allow it: between two drafts the target reads its own weights, so
+those of the head come from memory each time, and a drafter's bits are nobody's to rely on.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import torch
 from common.attention.kv_cache import KvCache
 from common.kernels.build import KernelsUnavailable
 from common.kernels.decoder_cpu import (
+    BLOCK_INPUTS,
     DecoderKernels,
     Head,
     HeadRows,
@@ -22,7 +27,7 @@ from common.kernels.decoder_cpu import (
     decoder_kernels,
 )
 from common.kernels.huge_pages import HugePages
-from common.kernels.packed import PackedMatrix
+from common.kernels.packed import PackedMatrix, QuantisedBlocks
 from common.model.eagle3 import fc_input
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
@@ -207,7 +212,8 @@ def _packed(
     paired: bool,
     wide: bool,
 ) -> PackedMatrix:
+    held = weight.to(DTYPE) if weight.shape[1] % BLOCK_INPUTS else QuantisedBlocks.rounded(weight)
     try:
-        return PackedMatrix(kernels, memory, weight.to(DTYPE), bias, wide=wide, paired=paired)
+        return PackedMatrix(kernels, memory, held, bias, wide=wide, paired=paired)
     except ValueError as error:
         raise KernelsUnavailable(str(error)) from error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from common.kernels.decoder_cpu import BLOCK_INPUTS
 from common.messages.lifecycle import Configure
 from common.messages.rounds import HIDDEN_BLOCKS, hidden_block
 from common.model.config import RopeConfig
@@ -44,8 +45,9 @@ def tiny_target(folder: Path) -> LlamaModel:
     return load_model(folder, dtype=torch.bfloat16, max_positions=POSITIONS)
 
 
-def random_head(target_hidden: int = HIDDEN, seed: int = 1) -> tuple[Eagle3Config, Eagle3Weights]:
-    """Every weight is random; the draft vocabulary is every id but some."""
+def random_head(target_hidden: int = HIDDEN, seed: int = 0) -> tuple[Eagle3Config, Eagle3Weights]:
+    """Every weight is random, and the same when it is held in 8 bits; the draft vocabulary is every id but
+    some."""
     generator = torch.Generator().manual_seed(seed)
     hidden, inner, heads, kv_heads, head_dim = target_hidden, 64, 4, 2, 16
     config = Eagle3Config(
@@ -64,7 +66,9 @@ def random_head(target_hidden: int = HIDDEN, seed: int = 1) -> tuple[Eagle3Confi
     )
 
     def normal(*shape: int) -> torch.Tensor:
-        return (0.2 * torch.randn(shape, generator=generator)).bfloat16()
+        quants = (51 * torch.randn(shape, generator=generator)).round().clamp(-127, 127)
+        quants[:, ::BLOCK_INPUTS] = 127.0
+        return (quants / 256).bfloat16()
 
     def norm() -> torch.Tensor:
         return (1 + 0.3 * torch.randn(hidden, generator=generator)).bfloat16()

@@ -169,8 +169,7 @@ class Eagle3Drafter:
         bases = [len(row.ids) for row in rows]
         nodes = [row.k for row in rows]
         places, valid = entries.of(slots, max(bases))
-        expanded = shape.width * (shape.levels(max(nodes)) - 1)
-        plan = forward.plan_steps(places, valid, expanded)
+        plan = forward.plan_steps(places, valid, shape.expanded(max(nodes)))
         trees = grow(
             forward,
             plan,

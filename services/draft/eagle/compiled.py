@@ -46,37 +46,35 @@ class GrowingKeys:
         torch.index_select(cache.keys[0], 0, known, out=self.cache.keys[0, : known.shape[0]])
         torch.index_select(cache.values[0], 0, known, out=self.cache.values[0, : known.shape[0]])
         self._counts = valid.sum(dim=1)
-        self._firsts = self._counts.cumsum(0) - self._counts
         # int64 [slots, 1, 1]: where each tree begins.
-        self._nodes = (known.shape[0] + torch.arange(slots) * most_nodes).view(-1, 1, 1)
-        self._longest = int(self._counts.max())
-        self._width = 0
-        self._reads = torch.empty(0, dtype=torch.int64)
+        self._trees = (known.shape[0] + torch.arange(slots) * most_nodes).view(-1, 1, 1)
+        firsts = self._counts.cumsum(0) - self._counts
+        committed = firsts.unsqueeze(1) + torch.arange(int(self._counts.max()))
+        # Each node reads its path, which ends at column MOST_LEVELS, and from there on its slot's entries.
+        width = MOST_LEVELS + committed.shape[1]
+        self._reads = torch.empty(slots, MOST_NODES, width, dtype=torch.int64)
+        self._reads[:, :, MOST_LEVELS:] = committed.unsqueeze(1)
 
     def next_level(self, paths: torch.Tensor) -> HeadKeys:
         """As of `HeadForward.step`."""
         slots, nodes, levels = paths.shape
-        if self._width != nodes:
-            self._lay_out(nodes)
         begin = MOST_LEVELS - levels
-        path = paths + self._nodes  # [slots, nodes, levels]
-        self._reads[:, :, begin:MOST_LEVELS] = path
-        rows = torch.arange(slots * nodes)
-        counts = (self._counts + levels).repeat_interleave(nodes)
-        starts = rows * self._reads.shape[2] + begin
-        return HeadKeys(path[:, :, -1].flatten().contiguous(), rows, counts, starts, self._reads)
-
-    def _lay_out(self, nodes: int) -> None:
-        """Every node reads its path, which ends at column MOST_LEVELS, and from there on the committed
-        entries."""
-        self._width = nodes
-        committed = self._firsts.unsqueeze(1) + torch.arange(self._longest)
-        reads = torch.empty(committed.shape[0], nodes, MOST_LEVELS + self._longest, dtype=torch.int64)
-        reads[:, :, MOST_LEVELS:] = committed.unsqueeze(1)
-        self._reads = reads
+        places = paths + self._trees
+        self._reads[:, :nodes, begin:MOST_LEVELS] = places
+        by_slot, by_node, _ = self._reads.stride()
+        starts = (torch.arange(slots) * by_slot + begin).unsqueeze(1) + torch.arange(nodes) * by_node
+        return HeadKeys(
+            places[:, :, -1].flatten().contiguous(),
+            torch.arange(slots * nodes),
+            (self._counts + levels).repeat_interleave(nodes),
+            starts.flatten(),
+            self._reads,
+        )
 
 
 MOST_LEVELS = 64
+MOST_NODES = 16
+"""Of a level."""
 
 
 @dataclass(frozen=True, slots=True)

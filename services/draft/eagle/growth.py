@@ -23,37 +23,47 @@ class Shape:
     def levels(self, most_nodes: int) -> int:
         return most_nodes if self.width == 1 else min(self.depth, most_nodes)
 
+    def at(self, level: int, most_nodes: int) -> int:
+        """Nodes of a level, counted from 1, that are worth expanding, and children that those of the level
+        before are worth: each of the best that stands on it has its ancestors among the best."""
+        return min(self.width, most_nodes - level + 1)
+
+    def expanded(self, most_nodes: int) -> int:
+        """Nodes of a tree that are expanded at most."""
+        return sum(self.at(level + 1, most_nodes) for level in range(1, self.levels(most_nodes)))
+
 
 class _Tree:
-    """Every node that was seen of one slot's tree, a level behind the other; −1 is the root. A level's
-    `width` most probable nodes are its frontier and are expanded next; expanded nodes have numbers, in this
-    order."""
+    """Every node that was seen of one slot's tree, a level behind the other; −1 is the root. A level's most
+    probable nodes are its frontier and are expanded next; expanded nodes have numbers, in this order. behind:
+    the frontier's parents, as places in the frontier before."""
 
-    def __init__(self, scores: Sequence[float], ids: Sequence[int]) -> None:
+    def __init__(self, scores: Sequence[float], ids: Sequence[int], width: int) -> None:
+        """width: of the first frontier."""
         self.scores = list(scores)
         self.ids = list(ids)
         self.parents = [-1] * len(self.ids)
-        self.frontier = list(range(len(self.ids)))
-        self.behind = [0] * len(self.ids)
-        self._paths: list[tuple[int, ...]] = [()] * len(self.ids)
+        self.frontier = list(range(width))
+        self.behind = [0] * width
+        self._paths: list[tuple[int, ...]] = [()] * width
         self._expanded = 0
 
     def paths(self) -> list[tuple[int, ...]]:
         """The numbers of every frontier node's ancestors, and its own."""
         return [(*path, self._expanded + at) for at, path in enumerate(self._paths)]
 
-    def expand(self, scores: Sequence[Sequence[float]], ids: Sequence[Sequence[int]]) -> None:
-        """Children of every frontier node, with log-probabilities."""
-        paths, first, width = self.paths(), len(self.ids), len(self.frontier)
+    def expand(self, scores: Sequence[Sequence[float]], ids: Sequence[Sequence[int]], width: int) -> None:
+        """Children of every frontier node, with log-probabilities. width: of the next frontier."""
+        paths, first, children = self.paths(), len(self.ids), len(ids[0])
         for node, child_scores, child_ids in zip(self.frontier, scores, ids, strict=True):
             so_far = self.scores[node]
             self.scores.extend(so_far + score for score in child_scores)
             self.ids.extend(child_ids)
             self.parents.extend([node] * len(child_ids))
-        self._expanded += width
+        self._expanded += len(paths)
         # A stable sort: of equally probable nodes the first stays the first.
         self.frontier = sorted(range(first, len(self.ids)), key=lambda node: -self.scores[node])[:width]
-        self.behind = [(node - first) // width for node in self.frontier]
+        self.behind = [(node - first) // children for node in self.frontier]
         self._paths = [paths[parent] for parent in self.behind]
 
     def is_settled(self, most: int) -> bool:
@@ -86,12 +96,14 @@ def grow(
     outputs: [slots, hidden], of the bonus tokens' entries. bases: committed lengths: the first level's tokens
     stand at these positions. nodes: how many each slot may have.
     """
-    width = shape.width
-    scores, ids = ranking.children(forward.rank(outputs, width), 1, level=0)
-    trees = [_Tree(*firsts) for firsts in zip(scores[:, 0].tolist(), ids[:, 0].tolist(), strict=True)]
-    before = 1  # nodes of a slot on the level before
-    for level in range(1, shape.levels(max(nodes))):
-        if all(tree.is_settled(most) for tree, most in zip(trees, nodes, strict=True)):
+    most = max(nodes)
+    levels = shape.levels(most)
+    scores, ids = ranking.children(forward.rank(outputs, shape.at(1, most)), 1, level=0)
+    width = shape.at(2, most)
+    trees = [_Tree(*firsts, width) for firsts in zip(scores[:, 0].tolist(), ids[:, 0].tolist(), strict=True)]
+    before = 1  # nodes of a slot that were expanded on the level before
+    for level in range(1, levels):
+        if all(tree.is_settled(most_here) for tree, most_here in zip(trees, nodes, strict=True)):
             break
         rows = [slot * before + behind for slot, tree in enumerate(trees) for behind in tree.behind]
         tokens = [tree.ids[node] for tree in trees for node in tree.frontier]
@@ -106,6 +118,7 @@ def grow(
         )
         before = width
         scores, ids = ranking.children(forward.rank(outputs, width), width, level=level)
+        width = shape.at(level + 2, most)
         for tree, more, found in zip(trees, scores.tolist(), ids.tolist(), strict=True):
-            tree.expand(more, found)
-    return [tree.best(most) for tree, most in zip(trees, nodes, strict=True)]
+            tree.expand(more, found, width)
+    return [tree.best(most_here) for tree, most_here in zip(trees, nodes, strict=True)]

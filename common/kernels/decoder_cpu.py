@@ -1,9 +1,10 @@
 """A decoder's layers in one call, compiled for bfloat16 activations on a CPU with AVX-512 BF16; and the layer
 of a draft head.
 
-`cpu/layer.h`, `cpu/head.h` and `cpu/matrix.h` have the contracts of the structs below. The references are
-`common.model.layers`, `common.model.rope`, `common.attention.torch_backend` and `common.model.eagle3`;
-results agree with them up to rounding, not in their bits.
+`cpu/layer.h`, `cpu/head.h`, `cpu/growth.h` and `cpu/matrix.h` have the contracts of the structs below. The
+references are `common.model.layers`, `common.model.rope`, `common.attention.torch_backend`,
+`common.model.eagle3` and `services.draft.eagle.growth`; results agree with them up to rounding, not in their
+bits.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ class Head(ctypes.Structure):
 class HeadRows(ctypes.Structure):
     _fields_ = (
         ("features", _POINTER),
+        ("parents", _POINTER),
         ("ids", _POINTER),
         ("entered", _POINTER),
         ("last", _INT64),
@@ -141,6 +143,28 @@ class Ranked(ctypes.Structure):
         ("logits", _POINTER),
         ("scores", _POINTER),
         ("ids", _POINTER),
+    )
+
+
+class Growth(ctypes.Structure):
+    _fields_ = (
+        ("slots", _INT64),
+        ("width", _INT64),
+        ("levels", _INT64),
+        ("most", _INT64),
+        ("budgets", _POINTER),
+        ("bases", _POINTER),
+        ("target_ids", _POINTER),
+        ("outputs", _POINTER),
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("known", _POINTER),
+        ("counts", _POINTER),
+        ("cosine", _POINTER),
+        ("sine", _POINTER),
+        ("tokens", _POINTER),
+        ("parents", _POINTER),
+        ("sizes", _POINTER),
     )
 
 
@@ -161,6 +185,8 @@ class DecoderKernels:
     step: Callable[..., None]
     head_layer: Callable[..., None]
     head_rank: Callable[..., None]
+    head_growth_bytes: Callable[..., int]
+    head_grow: Callable[..., None]
 
 
 @functools.cache
@@ -182,6 +208,8 @@ def decoder_kernels() -> DecoderKernels:
         step=_entry(library, "paceline_step", (_POINTER,) * 4),
         head_layer=_entry(library, "paceline_head_layer", (_POINTER,) * 5),
         head_rank=_entry(library, "paceline_head_rank", (_POINTER,) * 3),
+        head_growth_bytes=_entry(library, "paceline_head_growth_bytes", (_POINTER,) * 3, _INT64),
+        head_grow=_entry(library, "paceline_head_grow", (_POINTER,) * 4),
     )
 
 

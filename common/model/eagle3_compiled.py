@@ -8,6 +8,7 @@ those of the head come from memory each time, and a drafter's bits are nobody's 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from common.kernels.build import KernelsUnavailable
 from common.kernels.decoder_cpu import (
     BLOCK_INPUTS,
     DecoderKernels,
+    Growth,
     Head,
     HeadRows,
     Layer,
@@ -61,6 +63,7 @@ class CompiledHead:
         own = weights.embed_tokens
         self.config = config
         self.target_ids = weights.target_ids
+        self._workspace = torch.empty(0, dtype=torch.uint8)
         self._embedding = (embedding if own is None else own).to(DTYPE).contiguous()
         self._rope = RopeTable(config.rope, config.head_dim, max_positions)
         self._input_norm = None if weights.input_norm is None else _norm(weights.input_norm, config)
@@ -141,7 +144,7 @@ class CompiledHead:
             values=cache.values.data_ptr(),
             layer_stride=cache.keys.stride(0),
         )
-        given = HeadRows(features.data_ptr(), _indices(ids), entered.data_ptr(), outputs, fed_back)
+        given = HeadRows(features.data_ptr(), None, _indices(ids), entered.data_ptr(), outputs, fed_back)
         memory = Memory(
             residual=residual.data_ptr(),
             normed=normed.data_ptr(),
@@ -175,6 +178,58 @@ class CompiledHead:
         )
         self._kernels.head_rank(ctypes.byref(self._head), ctypes.byref(self._shape()), ctypes.byref(ranked))
         return logits, scores, ids
+
+    def grow(
+        self,
+        outputs: torch.Tensor,
+        bases: Sequence[int],
+        budgets: Sequence[int],
+        cache: KvCache,
+        known: torch.Tensor,
+        counts: torch.Tensor,
+        *,
+        width: int,
+        levels: int,
+    ) -> list[tuple[list[int], list[int]]]:
+        """Tokens and parents of every slot's greedy tree, as `services.draft.eagle.growth.grow` has them.
+
+        outputs: [slots, hidden], of the bonus tokens' entries. bases: committed lengths. budgets: nodes that
+        each slot may have. known: int64 [entries], physical positions of the slots' valid entries in the
+        cache of one layer, slot by slot; counts: int64 [slots], how many each has. width, levels: of the
+        trees.
+        """
+
+        slots, most = len(bases), max(budgets)
+        outputs = outputs.contiguous()
+        given = torch.tensor([budgets, bases])
+        found = torch.empty(2, slots, most, dtype=torch.int64)
+        sizes = torch.empty(slots, dtype=torch.int64)
+        growth = Growth(
+            slots,
+            width,
+            levels,
+            most,
+            given[0].data_ptr(),
+            given[1].data_ptr(),
+            _indices(self.target_ids),
+            outputs.data_ptr(),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+            _indices(known),
+            _indices(counts),
+            self._rope.cos.data_ptr(),
+            self._rope.sin.data_ptr(),
+            found[0].data_ptr(),
+            found[1].data_ptr(),
+            sizes.data_ptr(),
+        )
+        what = ctypes.byref(self._head), ctypes.byref(self._shape()), ctypes.byref(growth)
+        size = self._kernels.head_growth_bytes(*what)
+        if self._workspace.numel() < size:
+            self._workspace = torch.empty(size, dtype=torch.uint8)
+        self._kernels.head_grow(*what, self._workspace.data_ptr())
+        tokens, parents = found.tolist()
+        return [(tokens[slot][:size], parents[slot][:size]) for slot, size in enumerate(sizes.tolist())]
 
     def _shape(self) -> Shape:
         config = self.config

@@ -472,6 +472,8 @@ def test_each_pass_uses_the_backend_that_was_bound_for_it(
 
     compiled = forward is CompiledForward
     spy("extend", *((ExtendKeys, "plan") if compiled else (ExtendAttention, "attend")))
+    if compiled:
+        spy("trees", CompiledForward, "grow")
     spy("decode plan", DecodeKeys if compiled else DecodeAttention, "plan")
     spy("decode", *((GrowingKeys, "next_level") if compiled else (DecodePlan, "attend")))
     pair = Pair(model, eagle_drafter(CHAIN))
@@ -481,7 +483,12 @@ def test_each_pass_uses_the_backend_that_was_bound_for_it(
     assert used == ["extend"]
     used.clear()
     pair.draft(1, k=3)
-    assert used == ["decode plan", "decode", "decode"]
+    assert used == (["trees"] if compiled else ["decode plan", "decode", "decode"])
+    used.clear()
+    sampled = Pair(model, eagle_drafter(CHAIN))
+    sampled.prefill_chunk(1, prompt(), (0, 20), SAMPLED)
+    sampled.draft(1, k=3)
+    assert used == ["extend", "decode plan", "decode", "decode"]
 
 
 # Together

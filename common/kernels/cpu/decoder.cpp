@@ -1,6 +1,7 @@
 // A decoder's layers over a batch of rows in one call, and what a draft head does, for bfloat16 activations on
 // CPUs with AVX-512 BF16.
 
+#include "growth.h"
 #include "head.h"
 #include "layer.h"
 
@@ -31,17 +32,19 @@ struct Product {
 };
 
 struct Job {
-  enum Kind { kStep, kProduct, kHeadLayer, kHeadRank } kind = kStep;
+  enum Kind { kStep, kProduct, kHeadLayer, kHeadRank, kHeadGrowth } kind = kStep;
   Step step{};
   Product product{};
   HeadLayer layer{};
   HeadRank rank{};
+  HeadGrowth growth{};
   void run(Walk& walk) const {
     switch (kind) {
       case kStep: return step.run(walk);
       case kProduct: return product.run(walk);
-      case kHeadLayer: return layer.run(walk);
-      case kHeadRank: return rank.run(walk);
+      case kHeadLayer: return void(layer.run(walk));
+      case kHeadRank: return void(rank.run(walk));
+      case kHeadGrowth: return growth.run(walk);
     }
   }
 };
@@ -138,6 +141,21 @@ void paceline_head_rank(const Head* head, const Shape* shape, const Ranked* rank
   Job job;
   job.kind = Job::kHeadRank;
   job.rank = HeadRank{head, *shape, *ranked, tickets_of(head->lm_head, ranked->rows)};
+  crew().run(job, shape->threads);
+}
+
+int64_t paceline_head_growth_bytes(const Head* head, const Shape* shape, const Growth* growth) {
+  Scratch scratch{nullptr};
+  memory_of(*head, *shape, *growth, scratch);
+  return scratch.used;
+}
+
+// memory: as many bytes as paceline_head_growth_bytes says, at an address that 64 divides.
+void paceline_head_grow(const Head* head, const Shape* shape, const Growth* growth, uint8_t* memory) {
+  Scratch scratch{memory};
+  Job job;
+  job.kind = Job::kHeadGrowth;
+  job.growth = HeadGrowth{*head, *shape, *growth, memory_of(*head, *shape, *growth, scratch)};
   crew().run(job, shape->threads);
 }
 }

@@ -19,10 +19,12 @@ struct Head {
   int32_t norm_before_residual, norm_output;
 };
 
-// features: [rows, hidden], the target's fused states, or (fed_back) the head's own outputs. ids: [rows]. last:
-// rows whose outputs are wanted, their numbers stand in Rows::picked. entered: scratch [rows, 2 · hidden].
+// features: [rows, hidden], the target's fused states, or (fed_back) the head's own outputs, of which parents names
+// one for each row; null: the row's own. ids: [rows]. last: rows whose outputs are wanted, their numbers stand in
+// Rows::picked. entered: scratch [rows, 2 · hidden].
 struct HeadRows {
   const bf16* features;
+  const int64_t* parents;
   const int64_t* ids;
   bf16* entered;
   int64_t last;
@@ -35,14 +37,18 @@ struct HeadLayer {
   HeadRows in;
   Step all, last;
 
-  void run(Walk& walk) const {
+  bool run(Walk& walk) const {
     const Inputs entered{in.entered, 2 * all.shape.hidden, nullptr};
-    walk.phase(all.row_tickets(), [&](int64_t t) { enter_rows(t); }) &&
-        walk.phase(all.qkv.count(), [&](int64_t t) {
-          multiply_ticket(head->layer.qkv, all.qkv, t, entered, all.rows.rows, Store<bf16>{all.memory.qkv});
-        }) &&
-        walk.phase(all.row_tickets(), [&](int64_t t) { all.place_rows(0, t); }) &&
-        walk.phase(last.row_tickets(), [&](int64_t t) { pick_rows(t); }) && last.finish_layer(walk, 0);
+    return walk.phase(all.row_tickets(), [&](int64_t t) { enter_rows(t); }) &&
+           walk.phase(all.qkv.count(), [&](int64_t t) {
+             multiply_ticket(head->layer.qkv, all.qkv, t, entered, all.rows.rows, Store<bf16>{all.memory.qkv});
+           }) &&
+           walk.phase(all.row_tickets(), [&](int64_t t) { all.place_rows(0, t); }) &&
+           walk.phase(last.row_tickets(), [&](int64_t t) { pick_rows(t); }) && last.finish_layer(walk, 0);
+  }
+
+  const bf16* feature_of(int64_t row) const {
+    return in.features + (in.parents ? in.parents[row] : row) * all.shape.hidden;
   }
 
   void enter_rows(int64_t ticket) const {
@@ -50,7 +56,7 @@ struct HeadLayer {
     all.each_row(ticket, [&](int64_t row) {
       bf16* embedded = in.entered + row * 2 * shape.hidden;
       bf16* feature = embedded + shape.hidden;
-      const bf16* given = in.features + row * shape.hidden;
+      const bf16* given = feature_of(row);
       rms_norm(head->embedding + in.ids[row] * shape.hidden, head->input_norm, embedded, shape.hidden, shape.eps);
       if (in.fed_back && head->norm_output) {
         rms_norm(given, head->norm, feature, shape.hidden, shape.eps);
@@ -65,7 +71,7 @@ struct HeadLayer {
     last.each_row(ticket, [&](int64_t row) {
       const int64_t from = last.rows.picked[row];
       bf16* residual = last.memory.residual + row * shape.hidden;
-      const bf16* given = in.features + from * shape.hidden;
+      const bf16* given = feature_of(from);
       if (head->norm_before_residual) given = in.entered + (2 * from + 1) * shape.hidden;
       else if (in.fed_back && head->norm_output)
         return rms_norm(given, head->norm, residual, shape.hidden, shape.eps);
@@ -133,13 +139,12 @@ struct HeadRank {
   Ranked at;
   Tickets tickets;
 
-  void run(Walk& walk) const {
-    const Matrix& matrix = head->lm_head;
+  bool run(Walk& walk) const {
     const Inputs normed{at.normed, shape.hidden, nullptr};
-    walk.phase(at.rows, [&](int64_t row) {
+    return walk.phase(at.rows, [&](int64_t row) {
       rms_norm(at.outputs + row * shape.hidden, head->norm, at.normed + row * shape.hidden, shape.hidden, shape.eps);
     }) && walk.phase(tickets.count(), [&](int64_t t) {
-      multiply_ticket(matrix, tickets, t, normed, at.rows, Store<float>{at.logits});
+      multiply_ticket(head->lm_head, tickets, t, normed, at.rows, Store<float>{at.logits});
     }) && walk.phase(at.rows, [&](int64_t row) { rank_row(row); });
   }
 

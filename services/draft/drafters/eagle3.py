@@ -15,6 +15,7 @@ from common.model.eagle3_config import Eagle3Config
 from services.draft.drafters.base import HiddenStates, SharedState
 from services.draft.eagle.attention import ExtendPlan
 from services.draft.eagle.bound import bound_forward
+from services.draft.eagle.compiled import CompiledForward
 from services.draft.eagle.entries import Entries, Run
 from services.draft.eagle.forward import HeadForward
 from services.draft.eagle.growth import Shape, grow
@@ -169,16 +170,13 @@ class Eagle3Drafter:
         bases = [len(row.ids) for row in rows]
         nodes = [row.k for row in rows]
         places, valid = entries.of(slots, max(bases))
-        plan = forward.plan_steps(places, valid, shape.expanded(max(nodes)))
-        trees = grow(
-            forward,
-            plan,
-            attached.outputs.index_select(0, slots),
-            bases,
-            Ranking([row.sampling for row in rows], bases, forward.target_ids),
-            nodes,
-            shape,
-        )
+        outputs = attached.outputs.index_select(0, slots)
+        ranking = Ranking([row.sampling for row in rows], bases, forward.target_ids)
+        if ranking.is_greedy and isinstance(forward, CompiledForward):
+            trees = forward.grow(outputs, bases, nodes, places, valid, shape)
+        else:
+            plan = forward.plan_steps(places, valid, shape.expanded(max(nodes)))
+            trees = grow(forward, plan, outputs, bases, ranking, nodes, shape)
         return tuple(
             Tree(row.slot, (row.ids[-1], *tokens), (-1, *parents))
             for row, (tokens, parents) in zip(rows, trees, strict=True)

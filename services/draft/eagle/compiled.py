@@ -3,6 +3,7 @@ included."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from common.attention.kv_cache import KvCache
 from common.model.eagle3_compiled import CompiledHead, HeadKeys
 from services.draft.eagle.attention import ExtendPlan
 from services.draft.eagle.forward import int64
+from services.draft.eagle.growth import Shape
 from services.draft.eagle.ranking import Predicted
 
 
@@ -97,6 +99,22 @@ class CompiledForward:
     def extend(self, features: torch.Tensor, ids: torch.Tensor, plan: ExtendPlan) -> torch.Tensor:
         keys = self.extend_keys.plan(plan)
         return self.head.layer(features, int64(ids), plan.positions, self.cache, keys, fed_back=False)
+
+    def grow(
+        self,
+        outputs: torch.Tensor,
+        bases: Sequence[int],
+        nodes: Sequence[int],
+        key_slots: torch.Tensor,
+        valid: torch.Tensor,
+        shape: Shape,
+    ) -> list[tuple[list[int], list[int]]]:
+        """Greedy trees, all levels in one call. As of `grow` and `HeadForward.plan_steps`."""
+        levels = shape.levels(max(nodes))
+        known, counts = key_slots[valid], valid.sum(dim=1)
+        return self.head.grow(
+            outputs, bases, nodes, self.cache, known, counts, width=shape.width, levels=levels
+        )
 
     def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> GrowingKeys:
         return self.decode_keys.plan(self.cache, key_slots, valid, most_nodes)

@@ -38,6 +38,11 @@ class Ranking:
             if params.temperature > 0.0
         ]
 
+    @property
+    def is_greedy(self) -> bool:
+        """No slot samples: the most probable tokens are the best ones."""
+        return not self._sampled
+
     def children(self, predicted: Predicted, nodes: int, *, level: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The best tokens behind each of a slot's nodes, which stand on this level; the root's is 0.
         predicted: [slots × nodes, …]. Scores, float32 ≤ 0, and the target's ids, int64: both [slots, nodes,

@@ -10,6 +10,7 @@ import torch
 
 from common.actors.device import DeviceThread
 from common.actors.supervisor import Supervisor
+from common.cores import draft_threads
 from common.identifiers import new_id
 from common.memory.free import resident_bytes
 from common.messages.lifecycle import DraftHello
@@ -27,7 +28,7 @@ log = logging.getLogger("draft")
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
     if settings.drafter == "none":
         raise StartupError("drafter none: there is nothing for this service to do; do not start it")
-    torch.set_num_threads(settings.draft_threads or max(1, (os.cpu_count() or 1) // 2))
+    torch.set_num_threads(draft_threads(settings, os.cpu_count() or 1))
     device = DeviceThread("draft-device")
     drafter = await load_unless_stopped(stop, device.run(lambda: load_drafter(settings)))
     log.info("drafter %s is ready, %.0f MiB resident", drafter.name, resident_bytes() / (1 << 20))

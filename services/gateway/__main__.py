@@ -8,6 +8,7 @@ import logging
 import os
 
 from common.actors.supervisor import Supervisor
+from common.cores import group_count
 from common.identifiers import new_id
 from common.memory.free import resident_bytes
 from common.model.catalog import ResolvedModel, resolve_model
@@ -35,8 +36,6 @@ MAX_AUTO_K = 8
 FIRST_AUTO_K = MAX_AUTO_K
 """What a smaller k than those measured would accept is overestimated for trees, which shows once it is tried;
 a larger one is underestimated, and might never be tried. So the search begins at the top."""
-CORES_FOR_TWO_GROUPS = 4
-"""With fewer, a draft that works beside the target takes the cores that the target would use."""
 DRAIN_S = 0.0
 """Open streams end at once with an error frame: most would not end within the grace of a stop."""
 
@@ -57,20 +56,13 @@ def coordinator_options(settings: Settings, tokenizer: Tokenizer) -> Coordinator
         max_num_seqs=settings.max_num_seqs,
         chunk_rows=settings.prefill_chunk,
         max_nodes=max_k(settings) + 1,
-        groups=choose_groups(settings, os.cpu_count() or 1),
+        groups=group_count(settings, os.cpu_count() or 1),
         tokenizer=tokenizer.fingerprint,
     )
 
 
 def max_k(settings: Settings) -> int:
     return MAX_AUTO_K if settings.k == "auto" else settings.k
-
-
-def choose_groups(settings: Settings, cores: int) -> int:
-    if settings.groups != "auto":
-        return settings.groups
-    can_overlap = cores >= CORES_FOR_TWO_GROUPS and settings.drafter != "none" and settings.max_num_seqs > 1
-    return 2 if can_overlap else 1
 
 
 def k_controller(settings: Settings) -> KController:

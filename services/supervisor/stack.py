@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from common.cores import draft_threads, target_threads
 from common.memory.cleanup import remove_dead_arenas
 from common.model.catalog import ModelNotFound, resolve_model
 from common.settings import Settings, SettingsError, check_shm_dir, load_settings, to_environ
@@ -26,8 +27,8 @@ def child_specs(settings: Settings) -> list[ChildSpec]:
     """Start order: the target takes longest."""
     cores = os.cpu_count() or 1
     threads = {
-        "target": settings.target_threads or cores,
-        "draft": settings.draft_threads or max(1, cores // 2),
+        "target": target_threads(settings, cores),
+        "draft": draft_threads(settings, cores),
         "gateway": 1,
     }
     names = ["target", "draft", "gateway"] if settings.drafter != "none" else ["target", "gateway"]

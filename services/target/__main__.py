@@ -14,6 +14,7 @@ import torch
 from common.actors.device import DeviceThread
 from common.actors.supervisor import Supervisor
 from common.attention.kv_cache import kv_bytes_per_position
+from common.cores import target_threads
 from common.graphs.steps import CapturedSteps
 from common.identifiers import new_id
 from common.memory.cleanup import remove_dead_arenas
@@ -100,7 +101,7 @@ def kv_positions(settings: Settings, kv_bytes: int, max_positions: int) -> int:
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    torch.set_num_threads(settings.target_threads or os.cpu_count() or 1)
+    torch.set_num_threads(target_threads(settings, os.cpu_count() or 1))
     try:
         check_shm_dir(settings)
     except SettingsError as error:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from common.cores import draft_threads, group_count, target_threads
 from common.messages.lifecycle import Heartbeat
 from common.settings import Settings
-from services.gateway.__main__ import choose_groups
 from services.gateway.usage import WINDOW_S, Usage
 
 
@@ -73,4 +73,21 @@ def test_before_anything_was_measured_both_are_idle() -> None:
 def test_auto_takes_two_groups_where_both_services_have_cores(
     fields: dict[str, object], cores: int, groups: int
 ) -> None:
-    assert choose_groups(Settings(**fields), cores) == groups
+    assert group_count(Settings(**fields), cores) == groups
+
+
+@pytest.mark.parametrize(
+    ("fields", "cores", "target", "draft"),
+    [
+        ({}, 2, 2, 2),
+        ({}, 8, 8, 4),
+        ({"groups": 1}, 8, 8, 8),
+        ({"groups": 2}, 1, 1, 1),
+        ({"target_threads": 3, "draft_threads": 1}, 8, 3, 1),
+    ],
+)
+def test_the_draft_has_all_cores_where_it_works_by_turns_with_the_target(
+    fields: dict[str, object], cores: int, target: int, draft: int
+) -> None:
+    settings = Settings(**fields)
+    assert (target_threads(settings, cores), draft_threads(settings, cores)) == (target, draft)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from common.settings import AUTO, Settings
+from common.settings import Settings
 
 CORES_FOR_TWO_GROUPS = 4
 """With fewer, a draft that works beside the target takes the cores that the target would use."""
 
 
 def group_count(settings: Settings, cores: int) -> int:
-    if settings.groups != AUTO:
+    if settings.groups != "auto":
         return settings.groups
     can_overlap = cores >= CORES_FOR_TWO_GROUPS and settings.drafter != "none" and settings.max_num_seqs > 1
     return 2 if can_overlap else 1

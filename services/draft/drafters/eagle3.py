@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,13 +16,16 @@ from services.draft.drafters.base import HiddenStates, SharedState
 from services.draft.eagle.attention import ExtendPlan
 from services.draft.eagle.bound import bound_forward
 from services.draft.eagle.compiled import CompiledForward
-from services.draft.eagle.entries import Entries, Run
+from services.draft.eagle.entries import Entries, Lane, Run
 from services.draft.eagle.forward import HeadForward
 from services.draft.eagle.growth import Shape, grow
 from services.draft.eagle.ranking import Ranking
 from services.draft.work import DraftRow, Drafts, DraftWork, HiddenRows, Tree
 
 MAX_K = 32
+PATIENCE = 32
+"""Entries that wait for the next draft, or for more, while nothing is to be drafted: extending over a few
+rows reads all of the head's weights."""
 DTYPE = torch.bfloat16
 
 
@@ -36,18 +39,35 @@ class _Span:
 
 
 @dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Entries to be: their ids, and a copy of the states that they read, bf16 [entries, states]."""
+
+    run: Run
+    ids: tuple[int, ...]
+    states: torch.Tensor
+
+    def before(self, position: int) -> _Waiting:
+        """Those at lower positions."""
+        count = max(0, min(self.run.count, position - self.run.start))
+        run = replace(self.run, count=count)
+        return _Waiting(run, self.ids[:count], self.states[:count])
+
+
+@dataclass(slots=True)
 class _Attached:
-    """What lasts as long as one attachment. outputs: bf16 [slots, hidden], of each slot's newest entry."""
+    """What lasts as long as one attachment. outputs: bf16 [slots, hidden], of each slot's newest entry.
+    waiting: by slot, in the order of positions."""
 
     hidden: HiddenStates
     entries: Entries
     forward: HeadForward[Any]
     outputs: torch.Tensor
+    waiting: dict[int, list[_Waiting]] = field(default_factory=dict)
 
 
 class Eagle3Drafter:
     """Trees, or chains with a width of 1. layers: the target's layers that the head reads. positions: longest
-    log that is drafted for."""
+    log that is drafted for. patience: entries that may wait while nothing is to be drafted."""
 
     max_k = MAX_K
 
@@ -62,6 +82,7 @@ class Eagle3Drafter:
         tokenizer: str,
         positions: int,
         shape: Shape,
+        patience: int = PATIENCE,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
@@ -73,6 +94,7 @@ class Eagle3Drafter:
         self._weights = weights
         self._positions = positions
         self._shape = shape
+        self._patience = patience
         self._attached: _Attached | None = None
 
     def attach(self, shared: SharedState) -> None:
@@ -95,13 +117,18 @@ class Eagle3Drafter:
         self._attached = None
 
     def draft(self, work: DraftWork) -> Drafts:
-        """Extends over every row's hidden states, then drafts for the rows whose bonus token has an entry."""
+        """Takes every row's hidden states, and extends over them at the latest when there is something to
+        draft; then drafts for the rows whose bonus token has an entry."""
         attached = self._attached
         assert attached is not None
         for slot in work.released:
             attached.entries.release(slot)
+            attached.waiting.pop(slot, None)
         faults: list[str] = []
-        self._extend(attached, work.rows, faults)
+        self._take(attached, work.rows, faults)
+        count = sum(one.run.count for ones in attached.waiting.values() for one in ones)
+        if count > self._patience or (count and any(row.k > 0 for row in work.rows)):
+            self._extend(attached)
         lanes = {row.slot: attached.entries.lane_of(row.slot) for row in work.rows}
         growing = [row for row in work.rows if row.k > 0 and lanes[row.slot].reach == len(row.ids) - 1]
         trees = self._grow(attached, growing) if growing else ()
@@ -111,26 +138,34 @@ class Eagle3Drafter:
 
     # Extend
 
-    def _extend(self, attached: _Attached, rows: Sequence[DraftRow], faults: list[str]) -> None:
-        spans = [span for row in rows for span in self._spans(attached, row, faults)]
-        spans, features = self._fused(attached, spans, faults)
-        if features is None:
-            return
+    def _take(self, attached: _Attached, rows: Sequence[DraftRow], faults: list[str]) -> None:
+        """What the rows' blocks hold waits from now on; what waited for ids that were not committed is gone."""
+        spans = []
+        for row in rows:
+            lane = attached.entries.lane(row.slot, row.key, row.ids, row.invalid_from)
+            waiting = attached.waiting.pop(row.slot, [])
+            kept = [one.before(row.invalid_from) for one in waiting if one.run.lane is lane]
+            attached.waiting[row.slot] = [one for one in kept if one.run.count]
+            spans += self._spans(attached, row, lane, faults)
+        spans, states = _read(attached.hidden, spans, faults)
+        for span, rows_of_span in zip(spans, states, strict=True):
+            attached.waiting[span.run.slot].append(_Waiting(span.run, span.ids, rows_of_span))
+
+    def _extend(self, attached: _Attached) -> None:
+        """Entries for all that waits."""
+        runs, ids, features = _fused(attached)
         entries = attached.entries
-        ids = [token for span in spans for token in span.ids]
-        write_slots, positions = entries.write([span.run for span in spans])
-        # A slot's spans follow one another: the row before the next slot's first is its newest entry.
-        counts = accumulate(len(span.ids) for span in spans)
-        ends = {span.run.slot: count for span, count in zip(spans, counts, strict=True)}
+        write_slots, positions = entries.write(runs)
+        # A slot's runs follow one another: the row before the next slot's first is its newest entry.
+        ends = {run.slot: end for run, end in zip(runs, accumulate(run.count for run in runs), strict=True)}
         slots = torch.tensor(list(ends))
-        places, valid = entries.of(slots, max(span.run.start + span.run.count for span in spans))
+        places, valid = entries.of(slots, max(run.start + run.count for run in runs))
         last = torch.tensor(list(ends.values())) - 1
         plan = ExtendPlan(write_slots, positions - 1, last, places, valid)
-        attached.outputs[slots] = attached.forward.extend(features, torch.tensor(ids), plan)
+        attached.outputs[slots] = attached.forward.extend(features, ids, plan)
 
-    def _spans(self, attached: _Attached, row: DraftRow, faults: list[str]) -> list[_Span]:
+    def _spans(self, attached: _Attached, row: DraftRow, lane: Lane, faults: list[str]) -> list[_Span]:
         """What of a row's hidden states has a place and an id. Entry p reads the state of p − 1."""
-        lane = attached.entries.lane(row.slot, row.key, row.ids, row.invalid_from)
         limit = min(len(row.ids), row.allocated, self._positions)
         blocks, block_rows, _ = attached.hidden.rows.shape
         spans = []
@@ -144,23 +179,6 @@ class Eagle3Drafter:
                 ids = row.ids[start : start + count]
                 spans.append(_Span(Run(row.slot, lane, start, count), ids, hidden))
         return spans
-
-    def _fused(
-        self, attached: _Attached, spans: list[_Span], faults: list[str]
-    ) -> tuple[list[_Span], torch.Tensor | None]:
-        """Features of the spans whose block held the rows of its round and numbers alone, if there are any.
-        The states are read once, and nothing keeps them."""
-        hidden = attached.hidden
-        spans = _without(spans, _stale(spans, hidden.tags), "stale", faults)
-        if not spans:
-            return [], None
-        states = _states(spans, hidden.rows)
-        bad, fault = _stale(spans, hidden.tags), "stale"
-        if not bad:
-            bad, fault = _poisoned(spans, states), "poisoned"
-        if bad:
-            return self._fused(attached, _without(spans, bad, fault, faults), faults)
-        return spans, attached.forward.fuse(states)
 
     # Draft
 
@@ -182,6 +200,32 @@ class Eagle3Drafter:
             for row, (tokens, parents) in zip(rows, trees, strict=True)
             if tokens
         )
+
+
+def _read(
+    hidden: HiddenStates, spans: list[_Span], faults: list[str]
+) -> tuple[list[_Span], Sequence[torch.Tensor]]:
+    """The spans whose block held the rows of its round, and numbers alone, and a copy of their rows. Blocks
+    are read once, and nothing keeps them."""
+    spans = _without(spans, _stale(spans, hidden.tags), "stale", faults)
+    if not spans:
+        return [], ()
+    states = _states(spans, hidden.rows)
+    bad, fault = _stale(spans, hidden.tags), "stale"
+    if not bad:
+        bad, fault = _poisoned(spans, states), "poisoned"
+    if bad:
+        return _read(hidden, _without(spans, bad, fault, faults), faults)
+    return spans, torch.split(states, [len(span.ids) for span in spans])
+
+
+def _fused(attached: _Attached) -> tuple[list[Run], torch.Tensor, torch.Tensor]:
+    """All that waits, which does so no longer: runs; int64 [entries], their ids; their features. Nothing keeps
+    the states."""
+    ones = [one for waiting in attached.waiting.values() for one in waiting]
+    attached.waiting.clear()
+    ids = torch.tensor([token for one in ones for token in one.ids])
+    return [one.run for one in ones], ids, attached.forward.fuse(torch.cat([one.states for one in ones]))
 
 
 def _stale(spans: Sequence[_Span], tags: torch.Tensor) -> list[_Span]:

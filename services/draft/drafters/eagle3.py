@@ -139,7 +139,7 @@ class Eagle3Drafter:
     # Extend
 
     def _take(self, attached: _Attached, rows: Sequence[DraftRow], faults: list[str]) -> None:
-        """What the rows' blocks hold waits from now on; what waited for ids that were not committed is gone."""
+        """What the rows' blocks hold waits from now on; what waited for ids not committed is gone."""
         spans = []
         for row in rows:
             lane = attached.entries.lane(row.slot, row.key, row.ids, row.invalid_from)
@@ -220,8 +220,8 @@ def _read(
 
 
 def _fused(attached: _Attached) -> tuple[list[Run], torch.Tensor, torch.Tensor]:
-    """All that waits, which does so no longer: runs; int64 [entries], their ids; their features. Nothing keeps
-    the states."""
+    """All that waits, which does so no longer: runs; int64 [entries], their ids; their features. Nothing
+    keeps the states."""
     ones = [one for waiting in attached.waiting.values() for one in waiting]
     attached.waiting.clear()
     ids = torch.tensor([token for one in ones for token in one.ids])

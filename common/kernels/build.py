@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.model.catalog import cache_home
@@ -39,7 +42,9 @@ def compiled(source: Path, flags: tuple[str, ...]) -> Path:
         return library
     try:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _compile([compiler, *FLAGS, *flags], source, library)
+        with _alone(library):
+            if not library.exists():
+                _compile([compiler, *FLAGS, *flags], source, library)
     except OSError as error:
         raise KernelsUnavailable(
             f"cannot keep {library}: {error}; set PACELINE_KERNEL_CACHE to a directory that is writable"
@@ -78,8 +83,15 @@ def _compiler() -> str:
     )
 
 
+@contextmanager
+def _alone(library: Path) -> Iterator[None]:
+    """Processes that start together need the same library: one compiles it, the others wait."""
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _compile(command: list[str], source: Path, library: Path) -> None:
-    # Processes that start together may compile at the same time: each writes its own file, the last stays.
     descriptor, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(descriptor)
     try:

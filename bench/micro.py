@@ -1,6 +1,6 @@
-"""Microbenchmarks: a target step, a hop, the gateway's work per round, `/health` under prefill.
+"""Microbenchmarks: a target step, a draft, a hop, the gateway's work per round, `/health` under prefill.
 
-`python -m bench.micro [step|hop|gateway|health ...] [--threads N] [--repeats N]`
+`python -m bench.micro [step|draft|hop|gateway|health ...] [--threads N] [--repeats N]`
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import zmq
 import zmq.asyncio
 
 from bench.health import health
+from bench.micro_draft import draft_costs
 from bench.peers import DEMO_MODEL
 from common.kv.lengths import pages_for
 from common.messages.lifecycle import Configure, Configured, TargetHello
@@ -182,6 +183,7 @@ def health_under_prefill(repeats: int) -> None:
 
 PARTS: dict[str, Callable[[int], None]] = {
     "step": target_steps,
+    "draft": draft_costs,
     "hop": hop,
     "gateway": gateway_rounds,
     "health": health_under_prefill,

@@ -18,20 +18,19 @@ from common.model.eagle3_compiled import CompiledHead
 from common.sampling.params import SamplingParams
 from services.draft.eagle.attention import DecodeAttention, ExtendAttention, ExtendPlan
 from services.draft.eagle.compiled import CompiledForward, DecodeKeys, ExtendKeys
+from services.draft.eagle.entries import Places
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape, grow
 from services.draft.eagle.ranking import Ranking
 
 PLACES, POSITIONS = 80, 64
 MATRICES = ("fc", "qkv", "output", "gate_up", "down", "lm_head")
-KEYS = torch.tensor([[40, 3, 12, 55, 7, 9], [61, 17, 0, 22, 0, 0]])
-VALID = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 1, 0, 0]]).bool()
+KNOWN = Places(torch.tensor([40, 3, 12, 55, 7, 9, 61, 17, 22]), torch.tensor([6, 3]))
 EXTENDED = ExtendPlan(
     write_slots=torch.tensor([7, 9, 17, 22]),
     positions=torch.tensor([3, 4, 0, 2]),
     last=torch.tensor([1, 3]),
-    key_slots=KEYS,
-    valid=VALID,
+    places=KNOWN,
 )
 LEVELS = [
     torch.tensor([[[0], [1]], [[0], [1]]]),
@@ -89,7 +88,7 @@ def test_extend_and_every_level_of_trees_are_those_of_the_twin(name: str) -> Non
         before = random(2, 1, PLACES, *cache.keys.shape[2:], seed=2)
         assert torch.equal(cache.keys[0, ~written], before[0, 0, ~written])
         assert torch.equal(cache.values[0, ~written], before[1, 0, ~written])
-    plans = [one.plan_steps(KEYS, VALID, 6) for one in both]
+    plans = [one.plan_steps(KNOWN, 6) for one in both]
     above = outputs[1].repeat_interleave(2, dim=0)
     for level, paths in enumerate(LEVELS):
         ids, positions = torch.tensor([1, 2, 3, 4]) + level, torch.tensor([5, 5, 3, 3]) + level
@@ -113,10 +112,10 @@ def test_greedy_trees_are_those_that_grow_level_by_level(
     (compiled, _), _ = forwards(name)
     outputs = random(2, VARIANTS[name].hidden_size, seed=5)
     bases = [7, 4]
-    plan = compiled.plan_steps(KEYS, VALID, shape.expanded(max(nodes)))
+    plan = compiled.plan_steps(KNOWN, shape.expanded(max(nodes)))
     ranking = Ranking([SamplingParams()] * 2, bases, compiled.target_ids)
     wanted = grow(compiled, plan, outputs, bases, ranking, nodes, shape)
-    assert compiled.grow(outputs, bases, nodes, KEYS, VALID, shape) == wanted
+    assert compiled.grow(outputs, bases, nodes, KNOWN, shape) == wanted
     assert [len(tokens) for tokens, _ in wanted] == list(nodes)
 
 

@@ -21,6 +21,7 @@ from services.draft.drafters.eagle3 import Eagle3Drafter
 from services.draft.eagle import bound
 from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention
 from services.draft.eagle.compiled import CompiledForward, DecodeKeys, ExtendKeys, GrowingKeys
+from services.draft.eagle.entries import Places
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape
 from services.draft.work import DraftWork, HiddenRows
@@ -476,7 +477,8 @@ def test_ids_are_plain_integers_at_the_border_and_int64_inside(model: LlamaModel
     bound_to = forward_of(pair.drafter)
     assert bound_to.target_ids.dtype == torch.int64
     outputs = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
-    plan = bound_to.plan_steps(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool), 1)
+    places = Places(torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
+    plan = bound_to.plan_steps(places, 1)
     with pytest.raises(TypeError, match="int64"):
         bound_to.step(
             outputs,

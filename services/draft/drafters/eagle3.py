@@ -158,11 +158,10 @@ class Eagle3Drafter:
         write_slots, positions = entries.write(runs)
         # A slot's runs follow one another: the row before the next slot's first is its newest entry.
         ends = {run.slot: end for run, end in zip(runs, accumulate(run.count for run in runs), strict=True)}
-        slots = torch.tensor(list(ends))
-        places, valid = entries.of(slots, max(run.start + run.count for run in runs))
         last = torch.tensor(list(ends.values())) - 1
-        plan = ExtendPlan(write_slots, positions - 1, last, places, valid)
-        attached.outputs[slots] = attached.forward.extend(features, ids, plan)
+        plan = ExtendPlan(write_slots, positions - 1, last, entries.of(list(ends)))
+        outputs = attached.forward.extend(features, ids, plan)
+        attached.outputs.index_copy_(0, torch.tensor(list(ends)), outputs)
 
     def _spans(self, attached: _Attached, row: DraftRow, lane: Lane, faults: list[str]) -> list[_Span]:
         """What of a row's hidden states has a place and an id. Entry p reads the state of p − 1."""
@@ -183,17 +182,17 @@ class Eagle3Drafter:
     # Draft
 
     def _grow(self, attached: _Attached, rows: Sequence[DraftRow]) -> tuple[Tree, ...]:
-        forward, entries, shape = attached.forward, attached.entries, self._shape
-        slots = torch.tensor([row.slot for row in rows])
+        forward, shape = attached.forward, self._shape
+        slots = [row.slot for row in rows]
         bases = [len(row.ids) for row in rows]
         nodes = [row.k for row in rows]
-        places, valid = entries.of(slots, max(bases))
-        outputs = attached.outputs.index_select(0, slots)
+        places = attached.entries.of(slots)
+        outputs = attached.outputs.index_select(0, torch.tensor(slots))
         ranking = Ranking([row.sampling for row in rows], bases, forward.target_ids)
         if ranking.is_greedy and isinstance(forward, CompiledForward):
-            trees = forward.grow(outputs, bases, nodes, places, valid, shape)
+            trees = forward.grow(outputs, bases, nodes, places, shape)
         else:
-            plan = forward.plan_steps(places, valid, shape.expanded(max(nodes)))
+            plan = forward.plan_steps(places, shape.expanded(max(nodes)))
             trees = grow(forward, plan, outputs, bases, ranking, nodes, shape)
         return tuple(
             Tree(row.slot, (row.ids[-1], *tokens), (-1, *parents))
@@ -236,15 +235,10 @@ def _stale(spans: Sequence[_Span], tags: torch.Tensor) -> list[_Span]:
 
 def _poisoned(spans: Sequence[_Span], states: torch.Tensor) -> list[_Span]:
     """Spans with a state that is no finite number."""
-    finite = states.sum(-1, dtype=torch.float32).isfinite()
-    if bool(finite.all()):
+    if states.sum(dtype=torch.float32).isfinite():
         return []
-    ends = accumulate(len(span.ids) for span in spans)
-    return [
-        span
-        for span, end in zip(spans, ends, strict=True)
-        if not bool(finite[end - len(span.ids) : end].all())
-    ]
+    parts = torch.split(states, [len(span.ids) for span in spans])
+    return [span for span, part in zip(spans, parts, strict=True) if not bool(part.isfinite().all())]
 
 
 def _without(spans: list[_Span], bad: Sequence[_Span], fault: str, faults: list[str]) -> list[_Span]:
@@ -254,8 +248,6 @@ def _without(spans: list[_Span], bad: Sequence[_Span], fault: str, faults: list[
 
 def _states(spans: Sequence[_Span], rows: torch.Tensor) -> torch.Tensor:
     """A copy of the spans' rows, one after the other. rows: [blocks, rows, states]."""
-    flat: list[int] = []
-    for span in spans:
-        first = span.hidden.block * rows.shape[1] + span.hidden.first
-        flat.extend(range(first, first + len(span.ids)))
-    return rows.flatten(0, 1).index_select(0, torch.tensor(flat))
+    return torch.cat(
+        [rows[span.hidden.block, span.hidden.first : span.hidden.first + len(span.ids)] for span in spans]
+    )

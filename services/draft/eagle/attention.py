@@ -1,7 +1,6 @@
 """The head's two attention backends over paged entries. The target's verify has one of its own.
 
-Both read keys in logical order with a mask over what is valid; a place that is masked is read at physical
-position 0, which belongs to no slot, so that what unwritten memory holds cannot spoil a sum.
+Both read the slots' valid entries in logical order; holes are not read at all.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ import torch
 import torch.nn.functional as F
 
 from common.attention.kv_cache import KvCache
+from services.draft.eagle.entries import Places
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendPlan:
     """write_slots: int64 [rows], physical positions of the new entries. positions: int64 [rows], their
-    rotation's. last: int64 [slots], the row of each slot's newest entry. key_slots: int64 [slots, keys],
-    physical positions. valid: bool [slots, keys], up to the newest entry, that one included."""
+    rotation's. last: int64 [slots], the row of each slot's newest entry. places: of the slots' entries, the
+    new ones included."""
 
     write_slots: torch.Tensor
     positions: torch.Tensor
     last: torch.Tensor
-    key_slots: torch.Tensor
-    valid: torch.Tensor
+    places: Places
 
 
 class ExtendAttention:
@@ -42,19 +41,18 @@ class ExtendAttention:
         """Writes keys and values [rows, kv_heads, head_dim]. queries: [slots, heads, head_dim], scaled, of
         the newest entries. Returns [slots, heads × head_dim]."""
         cache.write(0, plan.write_slots, keys, values)
-        known_keys, known_values = gather(cache, plan.key_slots)
-        attended = grouped_attention(queries.unsqueeze(1), known_keys, known_values, plan.valid.unsqueeze(1))
+        key_slots, valid = plan.places.padded()
+        known_keys, known_values = gather(cache, key_slots)
+        attended = grouped_attention(queries.unsqueeze(1), known_keys, known_values, valid.unsqueeze(1))
         return attended.flatten(1)
 
 
 class DecodeAttention:
     """Draft decode: trees that grow level by level over entries that stay as they are."""
 
-    def plan(
-        self, cache: KvCache, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int
-    ) -> DecodePlan:
-        """key_slots: int64 [slots, keys], physical positions. valid: bool [slots, keys]. most_nodes: that a
-        slot's tree expands."""
+    def plan(self, cache: KvCache, places: Places, most_nodes: int) -> DecodePlan:
+        """most_nodes: that a slot's tree expands."""
+        key_slots, valid = places.padded()
         keys, values = (F.pad(part, (0, 0, 0, most_nodes)) for part in gather(cache, key_slots))
         return DecodePlan(keys, values, valid)
 

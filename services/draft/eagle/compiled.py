@@ -11,6 +11,7 @@ import torch
 from common.attention.kv_cache import KvCache
 from common.model.eagle3_compiled import CompiledHead, HeadKeys
 from services.draft.eagle.attention import ExtendPlan
+from services.draft.eagle.entries import Places
 from services.draft.eagle.forward import int64
 from services.draft.eagle.growth import Shape
 from services.draft.eagle.ranking import Predicted
@@ -20,34 +21,29 @@ class ExtendKeys:
     """Draft extend: the newest entry of each slot reads the valid ones where they lie, its own among them."""
 
     def plan(self, plan: ExtendPlan) -> HeadKeys:
-        counts = plan.valid.sum(dim=1)
-        return HeadKeys(
-            plan.write_slots, plan.last, counts, counts.cumsum(0) - counts, plan.key_slots[plan.valid]
-        )
+        counts = plan.places.counts
+        return HeadKeys(plan.write_slots, plan.last, counts, counts.cumsum(0) - counts, plan.places.known)
 
 
 class DecodeKeys:
     """Draft decode: trees that grow level by level in memory of their own."""
 
-    def plan(
-        self, cache: KvCache, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int
-    ) -> GrowingKeys:
+    def plan(self, cache: KvCache, places: Places, most_nodes: int) -> GrowingKeys:
         """As of `HeadForward.plan_steps`."""
-        return GrowingKeys(cache, key_slots, valid, most_nodes)
+        return GrowingKeys(cache, places, most_nodes)
 
 
 class GrowingKeys:
     """One drafting's entries: the slots' valid ones side by side, and behind them the nodes of every slot's
     tree. Dropped with the drafting."""
 
-    def __init__(self, cache: KvCache, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> None:
-        slots = key_slots.shape[0]
-        known = key_slots[valid]
+    def __init__(self, cache: KvCache, places: Places, most_nodes: int) -> None:
+        known, self._counts = places.known, places.counts
+        slots = self._counts.shape[0]
         shape = (1, known.shape[0] + slots * most_nodes, *cache.keys.shape[2:])
         self.cache = KvCache(cache.keys.new_empty(shape), cache.values.new_empty(shape))
         torch.index_select(cache.keys[0], 0, known, out=self.cache.keys[0, : known.shape[0]])
         torch.index_select(cache.values[0], 0, known, out=self.cache.values[0, : known.shape[0]])
-        self._counts = valid.sum(dim=1)
         # int64 [slots, 1, 1]: where each tree begins.
         self._trees = (known.shape[0] + torch.arange(slots) * most_nodes).view(-1, 1, 1)
         firsts = self._counts.cumsum(0) - self._counts
@@ -105,19 +101,23 @@ class CompiledForward:
         outputs: torch.Tensor,
         bases: Sequence[int],
         nodes: Sequence[int],
-        key_slots: torch.Tensor,
-        valid: torch.Tensor,
+        places: Places,
         shape: Shape,
     ) -> list[tuple[list[int], list[int]]]:
         """Greedy trees, all levels in one call. As of `grow` and `HeadForward.plan_steps`."""
-        levels = shape.levels(max(nodes))
-        known, counts = key_slots[valid], valid.sum(dim=1)
         return self.head.grow(
-            outputs, bases, nodes, self.cache, known, counts, width=shape.width, levels=levels
+            outputs,
+            bases,
+            nodes,
+            self.cache,
+            places.known,
+            places.counts,
+            width=shape.width,
+            levels=shape.levels(max(nodes)),
         )
 
-    def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> GrowingKeys:
-        return self.decode_keys.plan(self.cache, key_slots, valid, most_nodes)
+    def plan_steps(self, places: Places, most_nodes: int) -> GrowingKeys:
+        return self.decode_keys.plan(self.cache, places, most_nodes)
 
     def step(
         self,

@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from common.kv.lengths import pages_for
 from common.kv.prefix_cache import Chain, extend_chain
 
 
@@ -35,6 +36,22 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Where several slots' entries are that may be read; holes are left out. known: int64 [entries], physical
+    positions, slot by slot. counts: int64 [slots], how many each has."""
+
+    known: torch.Tensor
+    counts: torch.Tensor
+
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a rectangle: int64 [slots, longest], 0 behind a slot's last one, and bool, true up to it.
+        Physical position 0 belongs to no slot, so that what unwritten memory holds cannot spoil a sum."""
+        by_slot = list(torch.split(self.known, self.counts.tolist()))
+        rows = torch.nn.utils.rnn.pad_sequence(by_slot, batch_first=True)
+        return rows, torch.arange(rows.shape[1]) < self.counts.unsqueeze(1)
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
     """What a page holds. name: as in `common.kv.prefix_cache`. valid: bool [page_size]."""
 
@@ -58,6 +75,8 @@ class Entries:
         self.page_size = page_size
         self.positions = width * page_size
         self.valid = torch.zeros(slots, self.positions, dtype=torch.bool)
+        self._pages = page_table.numpy()
+        self._valid = self.valid.numpy()
         self._lanes: dict[int, Lane] = {}
         self._known: dict[int, _Known] = {}
 
@@ -82,31 +101,33 @@ class Entries:
     def lane_of(self, slot: int) -> Lane:
         return self._lanes[slot]
 
-    def of(self, slots: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions 0 … length − 1 of slots (int64 [n]): where each is, int64 [n, length], 0 where nothing
-        may be read; and what may be read, bool [n, length]."""
-        size = self.page_size
-        pages = self.page_table[:, : pages_for(length, size)].index_select(0, slots).long()
-        physical = (pages.unsqueeze(-1) * size + torch.arange(size)).flatten(1)[:, :length]
-        valid = self.valid.index_select(0, slots)[:, :length]
-        return physical.where(valid, 0), valid
+    def of(self, slots: Sequence[int]) -> Places:
+        """Every valid entry of the slots."""
+        known = [self._physical(slot, np.flatnonzero(self._valid[slot])) for slot in slots]
+        counts = torch.tensor([len(one) for one in known])
+        return Places(torch.from_numpy(np.concatenate(known)), counts)
 
     def write(self, runs: Sequence[Run]) -> tuple[torch.Tensor, torch.Tensor]:
         """The runs' entries come into place. Their physical and their logical positions, one after the other:
         both int64 [entries]."""
-        slots = [run.slot for run in runs for _ in range(run.count)]
-        positions = [at for run in runs for at in range(run.start, run.start + run.count)]
-        slot, position = torch.tensor(slots), torch.tensor(positions)
-        self.valid[slot, position] = True
-        pages = self.page_table[slot, position // self.page_size].long()
-        for page in set(pages.tolist()):
-            self._known.pop(page, None)
+        physical, logical = [], []
         for run in runs:
+            positions = np.arange(run.start, run.start + run.count)
+            physical.append(self._physical(run.slot, positions))
+            logical.append(positions)
+            self._valid[run.slot, run.start : run.start + run.count] = True
+            for page in np.unique(physical[-1] // self.page_size).tolist():
+                self._known.pop(page, None)
             lane = run.lane
             lane.reach = run.start + run.count - 1
             lane.end = max(lane.end, lane.reach + 1)
             del lane.chain[run.start // self.page_size :]
-        return pages * self.page_size + position % self.page_size, position
+        return torch.from_numpy(np.concatenate(physical)), torch.from_numpy(np.concatenate(logical))
+
+    def _physical(self, slot: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        pages = self._pages[slot, positions // self.page_size].astype(np.int64)
+        places: npt.NDArray[np.int64] = pages * self.page_size + positions % self.page_size
+        return places
 
     def remember(self, slot: int, lane: Lane, ids: Sequence[int]) -> None:
         """What the pages hold that the newest entry has filled or passed."""

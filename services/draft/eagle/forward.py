@@ -9,6 +9,7 @@ import torch
 from common.attention.kv_cache import KvCache
 from common.model.eagle3 import Eagle3Head
 from services.draft.eagle.attention import DecodeAttention, DecodePlan, ExtendAttention, ExtendPlan
+from services.draft.eagle.entries import Places
 from services.draft.eagle.ranking import Predicted
 
 Plan = TypeVar("Plan")
@@ -30,9 +31,8 @@ class HeadForward(Protocol[Plan]):
         own id, int64 [rows]. Returns the outputs of each slot's newest entry, [slots, hidden]."""
         ...
 
-    def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> Plan:
-        """key_slots: int64 [slots, keys], physical positions of committed entries. valid: bool [slots, keys].
-        most_nodes: that a slot's tree expands."""
+    def plan_steps(self, places: Places, most_nodes: int) -> Plan:
+        """places: of the slots' committed entries. most_nodes: that a slot's tree expands."""
         ...
 
     def step(
@@ -82,8 +82,8 @@ class EagleForward:
         return self._head.output(features.index_select(0, plan.last), attended)
 
     @torch.inference_mode()
-    def plan_steps(self, key_slots: torch.Tensor, valid: torch.Tensor, most_nodes: int) -> DecodePlan:
-        return self._decode.plan(self._cache, key_slots, valid, most_nodes)
+    def plan_steps(self, places: Places, most_nodes: int) -> DecodePlan:
+        return self._decode.plan(self._cache, places, most_nodes)
 
     @torch.inference_mode()
     def step(

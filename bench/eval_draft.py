@@ -18,6 +18,7 @@ import torch
 from bench.bars import grouped_bars
 from bench.peers import DEMO_MODEL
 from bench.prompts import GROUPS, PROMPTS_PATH, load_prompts, spread
+from common.graphs.padded import padded_rows
 from common.kv.lengths import pages_for
 from common.messages.lifecycle import Configure
 from common.messages.rounds import HIDDEN_BLOCKS, hidden_block
@@ -79,7 +80,7 @@ class Pair:
         self._runner = TargetRunner(model, drafter.vocab_size)
         self._runner.allocate(Configure(1, 1, pages + 1, PAGE_SIZE, SLOT + 1, self._positions, k + 1))
         states = max(1, drafter.hidden_row_bytes // torch.bfloat16.itemsize)
-        self._rows = torch.zeros(HIDDEN_BLOCKS, CHUNK_ROWS, states, dtype=torch.bfloat16)
+        self._rows = torch.zeros(HIDDEN_BLOCKS, padded_rows(CHUNK_ROWS), states, dtype=torch.bfloat16)
         self._tags = torch.zeros(HIDDEN_BLOCKS, dtype=torch.int64)
         table = torch.zeros(SLOT + 1, pages, dtype=torch.int32)
         table[SLOT] = torch.tensor(self._pages)

@@ -10,7 +10,9 @@ import torch
 
 from common.attention.kv_cache import KvCache
 from common.attention.segments import build_batch
+from common.graphs.padded import padded_rows
 from common.model.llama import LlamaModel
+from common.model.steps import CapturedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,16 @@ class RecordingTarget:
         logits (float32 [lasts, vocab])."""
 
         batch = build_batch(chunks, lasts, self.max_len)
-        final, entering = self.model.steps.run(batch, self._cache, sorted(set(self.layers)))
+        count = batch.ids.shape[0]
+        states = torch.empty(padded_rows(count), self.width, dtype=self.model.dtype)
+        final = self.model.steps.run(batch, self._cache, CapturedRows(self.layers, states))
+        states = states[:count]
+        states[:, -self.model.config.hidden_size :] = final
         logits = torch.empty(0, self.model.config.vocab_size)
         if lasts:
             rows = final.index_select(0, batch.logit_rows)
             logits = self.model.lm_head(self.model.final_norm(rows)).float()
-        return torch.cat([*(entering[layer] for layer in self.layers), final], dim=-1), logits
+        return states, logits
 
     @torch.inference_mode()
     def choices(self, states: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from common.model.config import ModelConfig
 from common.model.layers import DecoderLayer, RmsNorm
 from common.model.linear import Linear
 from common.model.rope import RopeTable
+from common.model.steps import CapturedRows
 
 Progress = Callable[[int, int], None]
 
@@ -44,16 +45,15 @@ class CapturedSteps:
         self._layers = (Layer * len(layers))(*(_described(layer) for layer in layers))
         self._rope = rope
 
-    def run(
-        self, batch: ForwardBatch, cache: KvCache, capture: Collection[int]
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """The residual stream after the last layer and on entering the layers of capture; bfloat16
-        [rows, hidden] of the batch's own rows."""
+    def run(self, batch: ForwardBatch, cache: KvCache, capture: CapturedRows | None = None) -> torch.Tensor:
+        """The residual stream after the last layer: bfloat16 [rows, hidden], of the batch's own rows."""
 
         padded = PaddedBatch.of(batch, padded_rows(batch.ids.shape[0]))
         step = StepMemory(self._config, self._embedding.index_select(0, padded.ids), capture)
         self.compute(padded, step, cache, len(self._layers))
-        return step.residual[: padded.raw_rows], step.entering(padded.raw_rows)
+        if capture is not None:
+            _repeat_layers(capture, padded.raw_rows, self._config.hidden_size)
+        return step.residual[: padded.raw_rows]
 
     @torch.inference_mode()
     def warm(self, max_rows: int, progress: Progress) -> None:
@@ -66,7 +66,7 @@ class CapturedSteps:
         scratch = KvCache.allocate(self._config, 1, torch.bfloat16)
         for done, rows in enumerate(sizes, start=1):
             padded = PaddedBatch.of(empty, rows)
-            step = StepMemory(self._config, self._embedding.index_select(0, padded.ids), ())
+            step = StepMemory(self._config, self._embedding.index_select(0, padded.ids))
             self.compute(padded, step, scratch, 1)
             progress(done, len(sizes))
 
@@ -111,10 +111,14 @@ class StepMemory:
 
     residual: [rows, hidden], what enters the first layer before the step and what leaves the last one after
     it. qkv: [rows, (heads + 2 · kv_heads) · head_dim], attended: [rows, heads · head_dim], active: [rows,
-    inner], of the last layer computed; queries in qkv are rotated and scaled.
+    inner], of the last layer computed; queries in qkv are rotated and scaled. capture: in memory of the
+    caller's; the step writes a layer that is there more than once to its first place alone. Raises ValueError
+    for captured rows without room.
     """
 
-    def __init__(self, config: ModelConfig, residual: torch.Tensor, capture: Collection[int]) -> None:
+    def __init__(
+        self, config: ModelConfig, residual: torch.Tensor, capture: CapturedRows | None = None
+    ) -> None:
         rows = residual.shape[0]
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         widest = max(config.hidden_size, config.intermediate_size, query)
@@ -124,11 +128,13 @@ class StepMemory:
         self.attended = residual.new_empty(rows, query)
         self.active = residual.new_empty(rows, config.intermediate_size)
         self._sums = torch.empty(rows, -(-widest // BLOCK_INPUTS))
-        self._places = {layer: place for place, layer in enumerate(sorted(set(capture)))}
-        self._captured = residual.new_empty(rows, len(self._places), config.hidden_size)
-        self._capture_at = (ctypes.c_int32 * config.layers)(
-            *(self._places.get(layer, -1) for layer in range(config.layers))
-        )
+        self._captured: torch.Tensor | None = None
+        self._capture_at = (ctypes.c_int32 * config.layers)(*[-1] * config.layers)
+        if capture is not None:
+            capture.check(residual)
+            self._captured = capture.rows
+            for layer in capture.layers:
+                self._capture_at[layer] = capture.layers.index(layer)
 
     def described(self) -> Memory:
         return Memory(
@@ -138,15 +144,19 @@ class StepMemory:
             attended=self.attended.data_ptr(),
             active=self.active.data_ptr(),
             sums=self._sums.data_ptr(),
-            captured=self._captured.data_ptr(),
+            captured=None if self._captured is None else self._captured.data_ptr(),
             capture_at=ctypes.addressof(self._capture_at),
-            captures=len(self._places),
+            captures=0 if self._captured is None else self._captured.shape[1] // self.residual.shape[1],
         )
 
-    def entering(self, rows: int) -> dict[int, torch.Tensor]:
-        """The residual stream that entered each captured layer, of the first rows."""
 
-        return {layer: self._captured[:rows, place] for layer, place in self._places.items()}
+def _repeat_layers(capture: CapturedRows, rows: int, hidden: int) -> None:
+    """The step knows one place for a layer; copy to the others."""
+    places = capture.rows[:rows].view(rows, -1, hidden)
+    for place, layer in enumerate(capture.layers):
+        first = capture.layers.index(layer)
+        if first != place:
+            places[:, place] = places[:, first]
 
 
 def _described(layer: DecoderLayer) -> Layer:

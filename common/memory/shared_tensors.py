@@ -12,9 +12,11 @@ from common.messages.rounds import HIDDEN_BLOCKS
 PAGE_TABLE = "page_table"
 """int32 [slots, pages per slot], by logical page; 0 where nothing is allocated. The draft reads."""
 HIDDEN_ROWS = "hidden_rows"
-"""bfloat16 [blocks, rows, states]: the target's hidden states, by the block of a round. The draft reads."""
+"""bfloat16 [blocks, rows, states]: the target's hidden states, by the block of a round; a block has room for
+the padding rows of a forward. The draft reads."""
 HIDDEN_TAGS = "hidden_tags"
-"""int64 [blocks]: the round whose rows a block holds, 0 while they are being written. The draft reads."""
+"""int64 [blocks]: the round whose rows a block holds, 0 while a forward writes and if it fails. The draft
+reads."""
 EMBEDDING = "embedding"
 """bfloat16 [ids, hidden size]: the target's embedding, which it reads there itself. The draft reads."""
 TARGET_PATTERN = "target_pattern"
@@ -40,7 +42,7 @@ def export_specs(configure: Configure) -> dict[str, TensorSpec]:
 
 
 def hidden_specs(rows: int, row_bytes: int) -> dict[str, TensorSpec]:
-    """rows: of a block, as many as a forward has."""
+    """rows: of a block, as many as a forward has, padding rows included."""
     states = row_bytes // torch.bfloat16.itemsize
     return {
         HIDDEN_ROWS: TensorSpec(torch.bfloat16, (HIDDEN_BLOCKS, rows, states)),

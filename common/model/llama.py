@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from common.attention.kv_cache import KvCache
@@ -11,16 +9,7 @@ from common.model.batch import ForwardBatch
 from common.model.config import ModelConfig
 from common.model.layers import RmsNorm
 from common.model.linear import Linear
-from common.model.steps import Steps
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardOutput:
-    """logits: float32 [len(logit_rows), vocab]. captured: residual stream entering the layers asked for,
-    side by side, [rows, len(capture) × hidden] in the model's dtype; None when none were asked for."""
-
-    logits: torch.Tensor
-    captured: torch.Tensor | None
+from common.model.steps import CapturedRows, Steps
 
 
 class LlamaModel:
@@ -50,18 +39,18 @@ class LlamaModel:
 
     @torch.inference_mode()
     def forward(
-        self, batch: ForwardBatch, cache: KvCache, *, capture: tuple[int, ...] | None = None
-    ) -> ForwardOutput:
-        """Writes the rows' KV into cache and returns the logits asked for.
+        self, batch: ForwardBatch, cache: KvCache, *, capture: CapturedRows | None = None
+    ) -> torch.Tensor:
+        """Writes the rows' KV into cache, and what is captured where capture says. Returns the logits asked
+        for, float32 [len(logit_rows), vocab].
 
-        capture: layer indices 0 … layers − 1. Raises ValueError, before anything is written, for ids,
-        positions or slots out of range, a cache of another shape, and layers that do not exist.
+        capture: of layers 0 … layers − 1. Raises ValueError, before anything is written, for ids, positions
+        or slots out of range, a cache of another shape, layers that do not exist, and captured rows without
+        room.
         """
 
-        self._check(batch, cache, capture)
-        x, entering = self.steps.run(batch, cache, capture or ())
-        captured = None if capture is None else torch.cat([entering[index] for index in capture], dim=-1)
-        return ForwardOutput(self._logits(x, batch.logit_rows), captured)
+        self._check(batch, cache, () if capture is None else capture.layers)
+        return self._logits(self.steps.run(batch, cache, capture), batch.logit_rows)
 
     @torch.inference_mode()
     def move_embedding(self, memory: torch.Tensor) -> None:
@@ -79,7 +68,7 @@ class LlamaModel:
             return torch.empty(0, self.config.vocab_size)
         return self.lm_head(self.final_norm(x.index_select(0, rows))).float()
 
-    def _check(self, batch: ForwardBatch, cache: KvCache, capture: tuple[int, ...] | None) -> None:
+    def _check(self, batch: ForwardBatch, cache: KvCache, captured: tuple[int, ...]) -> None:
         config = self.config
         shape = (config.layers, cache.positions, config.kv_heads, config.head_dim)
         if tuple(cache.keys.shape) != shape or cache.keys.dtype != self.dtype:
@@ -101,7 +90,7 @@ class LlamaModel:
         for segment in batch.segments:
             _check_range("key slot", segment.key_slots, cache.positions)
             _check_range("segment row", segment.rows, batch.ids.shape[0])
-        for index in capture or ():
+        for index in captured:
             if not 0 <= index < config.layers:
                 raise ValueError(f"capture names layer {index}; the model has layers 0 … {config.layers - 1}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from common.graphs.padded import padded_rows
 from common.memory.arena import Arena, TensorSpec, manifest_of
 from common.memory.handle import PeerAccess, encode
 from common.memory.selftest import has_pattern, write_pattern
@@ -31,7 +32,7 @@ class RegionRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HiddenBlock:
-    """Where a round's hidden rows go. rows: bfloat16 [rows, states]. tag: int64 [1]."""
+    """Where a round's hidden rows go. rows: bfloat16 [rows of a padded forward, states]. tag: int64 [1]."""
 
     rows: torch.Tensor
     tag: torch.Tensor
@@ -67,7 +68,9 @@ class Exports:
         arenas = [self._arena]
         if join.capture:
             self._hidden[draft] = self._create(
-                f"rows_{draft:016x}", hidden_specs(self._max_rows, join.hidden_row_bytes), "read"
+                f"rows_{draft:016x}",
+                hidden_specs(padded_rows(self._max_rows), join.hidden_row_bytes),
+                "read",
             )
             arenas += [self._hidden[draft], self._embedding_arena()]
         region_bytes = self._positions * join.kv_bytes_per_position

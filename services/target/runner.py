@@ -12,6 +12,7 @@ from common.attention.segments import build_batch, depths, physical_slots
 from common.memory.free import free_memory
 from common.messages.lifecycle import Configure
 from common.model.llama import LlamaModel
+from common.model.steps import CapturedRows
 from common.sampling.sampler import sample
 from common.sampling.tree import walk
 from services.target.memory import HiddenBlock
@@ -45,28 +46,33 @@ class TargetRunner:
         self._embedding = memory
 
     def execute(self, work: RoundWork, hidden: HiddenBlock | None = None) -> RoundResult:
-        """hidden: where the rows of work.capture go; they are captured and written in this call alone, and
-        nothing is written when the forward fails."""
+        """hidden: where the rows of work.capture go; the forward writes them there, in this call alone. The
+        tag goes first and comes last, so that a reader sees whether the rows are those of its round: a
+        forward that failed leaves none."""
         started = time.perf_counter()
         assert self._cache is not None
         if self._embedding is not None:
             self.model.move_embedding(self._embedding)
             self._embedding = None
         batch = build_batch(work.chunks, work.trees, self._page_size)
-        layers = work.capture.layers if work.capture and hidden else None
-        output = self.model.forward(batch, self._cache, capture=layers)
+        capture = None
+        if work.capture is not None and hidden is not None:
+            hidden.tag.zero_()
+            capture = CapturedRows(work.capture.layers, hidden.rows)
+        logits = self.model.forward(batch, self._cache, capture=capture)
         results = []
         paths = []
         first = 0
         for tree in work.trees:
-            result, path = self._accept(tree, output.logits[first : first + len(tree.tokens)])
+            result, path = self._accept(tree, logits[first : first + len(tree.tokens)])
             results.append(result)
             paths.append(path)
             first += len(tree.tokens)
         spans: tuple[HiddenSpan, ...] = ()
-        if output.captured is not None and hidden is not None:
+        if capture is not None and hidden is not None:
             spans = hidden_spans(work, results)
-            _write_hidden(output.captured, _rows_of(spans, work, paths), work.round, hidden)
+            _keep(hidden.rows, _rows_of(spans, work, paths))
+            hidden.tag.fill_(work.round)
         elapsed_us = round((time.perf_counter() - started) * 1e6)
         return RoundResult(work.group, work.round, tuple(results), elapsed_us, hidden=spans)
 
@@ -98,8 +104,8 @@ class TargetRunner:
         )
 
 
-def _rows_of(spans: Iterable[HiddenSpan], work: RoundWork, paths: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Rows of the forward, by row of the block: int64. paths: accepted nodes of each tree."""
+def _rows_of(spans: Iterable[HiddenSpan], work: RoundWork, paths: Sequence[Sequence[int]]) -> list[int]:
+    """Rows of the forward, by row of the block. paths: accepted nodes of each tree."""
     rows: dict[int, list[int]] = {span.slot: [] for span in spans}
     first = 0
     for chunk in work.chunks:
@@ -108,14 +114,17 @@ def _rows_of(spans: Iterable[HiddenSpan], work: RoundWork, paths: Sequence[Seque
     for tree, path in zip(work.trees, paths, strict=True):
         rows[tree.slot].extend((first, *(first + node for node in path)))
         first += len(tree.tokens)
-    return torch.tensor([row for own in rows.values() for row in own])
+    return [row for own in rows.values() for row in own]
 
 
-def _write_hidden(captured: torch.Tensor, rows: torch.Tensor, round_: int, block: HiddenBlock) -> None:
-    """The tag goes first and comes last, so that a reader sees whether the rows are those of its round."""
-    block.tag.zero_()
-    torch.index_select(captured, 0, rows, out=block.rows[: len(rows)])
-    block.tag.fill_(round_)
+def _keep(block: torch.Tensor, rows: Iterable[int]) -> None:
+    """Move these rows of a block, [rows, states], to its beginning, in this order. Only those that change
+    place are copied: of chunks alone none. All are read before one is written, because the rows of a chunk
+    move towards the end where the slot before it has a tree too."""
+    moved = [(row, place) for place, row in enumerate(rows) if row != place]
+    if moved:
+        sources, places = torch.tensor(moved).T
+        block[places] = block[sources]
 
 
 def _check_memory(needed: int) -> None:

@@ -9,7 +9,10 @@ import torch
 
 from common.attention.kv_cache import KvCache
 from common.attention.segments import build_batch
-from common.model.llama import ForwardOutput, LlamaModel
+from common.graphs.padded import padded_rows
+from common.model.batch import ForwardBatch
+from common.model.llama import LlamaModel
+from common.model.steps import CapturedRows
 
 PAGE = 16
 
@@ -44,17 +47,36 @@ def empty_cache(model: LlamaModel, positions: int, fill: float = 0.0) -> KvCache
     return cache
 
 
+@dataclass(frozen=True)
+class Output:
+    """logits: float32 [rows, vocab]. captured: [rows, len(capture) × hidden], None if none was asked for."""
+
+    logits: torch.Tensor
+    captured: torch.Tensor | None
+
+
 def run(
     model: LlamaModel,
     cache: KvCache,
     chains: Sequence[Chain] = (),
     trees: Sequence[Tree] = (),
     capture: tuple[int, ...] | None = None,
-) -> ForwardOutput:
+) -> Output:
     """Logits of every row, in the order of the rows."""
 
     batch = build_batch(chains, trees, PAGE)
-    return model.forward(replace(batch, logit_rows=torch.arange(batch.ids.shape[0])), cache, capture=capture)
+    batch = replace(batch, logit_rows=torch.arange(batch.ids.shape[0]))
+    if capture is None:
+        return Output(model.forward(batch, cache), None)
+    rows = captured_rows(model, batch, capture)
+    return Output(model.forward(batch, cache, capture=rows), rows.rows[: batch.ids.shape[0]])
+
+
+def captured_rows(model: LlamaModel, batch: ForwardBatch, layers: tuple[int, ...]) -> CapturedRows:
+    """Memory for them."""
+
+    shape = padded_rows(batch.ids.shape[0]), len(layers) * model.config.hidden_size
+    return CapturedRows(layers, torch.empty(shape, dtype=model.dtype))
 
 
 def greedy(
@@ -73,7 +95,7 @@ def greedy(
     best = []
     for _ in range(steps):
         trees = [chain_tree(own, len(log), log[-1:]) for own, log in zip(pages, logs, strict=True)]
-        logits = model.forward(build_batch([], trees, PAGE), cache).logits
+        logits = model.forward(build_batch([], trees, PAGE), cache)
         top = logits.topk(16)
         best.append(torch.stack([top.values, top.indices.float()], dim=-1))
         # argmax, not topk: ties go to the lowest id.

@@ -12,9 +12,11 @@ import torch
 
 from common.attention.kv_cache import KvCache
 from common.attention.segments import build_batch
+from common.graphs.padded import padded_rows
 from common.kernels.build import KernelsUnavailable
 from common.model.eagle3 import Eagle3Head
 from common.model.llama import LlamaModel
+from common.model.steps import CapturedRows
 from common.sampling.params import SamplingParams
 from services.draft.drafters import eagle3
 from services.draft.drafters.eagle3 import Eagle3Drafter
@@ -26,8 +28,9 @@ from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape
 from services.draft.work import DraftWork, HiddenRows
 from services.target.memory import HiddenBlock
-from services.target.work import Capture, PrefillChunk, RoundWork
+from services.target.work import Capture, PrefillChunk, RoundWork, TreeRows
 from tests.engine.eagle_pair import (
+    GREEDY,
     HIDDEN,
     LAYERS,
     PAGE,
@@ -123,9 +126,9 @@ def hidden_states(pair: Pair, ids: Ids) -> torch.Tensor:
     model = pair.runner.model
     cache = KvCache.allocate(model.config, 64 * PAGE, model.dtype)
     chunk = PrefillChunk(1, SLOT_PAGES[1], 0, ids)
-    captured = model.forward(build_batch([chunk], [], PAGE), cache, capture=LAYERS).captured
-    assert captured is not None
-    return captured
+    rows = torch.empty(padded_rows(len(ids)), len(LAYERS) * HIDDEN, dtype=model.dtype)
+    model.forward(build_batch([chunk], [], PAGE), cache, capture=CapturedRows(LAYERS, rows))
+    return rows[: len(ids)]
 
 
 def chain(pair: Pair, k: int = 4) -> Ids:
@@ -365,9 +368,13 @@ def test_a_truncated_block_is_refused(model: LlamaModel, lie: dict[str, int]) ->
 def test_nothing_is_readable_after_a_failed_capture(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not even what the block held before: its rows are no longer those of the round that it named."""
     pair = Pair(model, eagle_drafter(CHAIN))
-    pair.prefill_chunk(1, prompt(), (0, 12))
-    before = pair.rows.clone(), pair.tags.clone()
+    pair.prefill_chunk(1, prompt(), (0, 8))
+    block, tag = pair.rows[1].clone(), pair.tags[1:2]
+    pair.prefill_chunk(1, prompt(), (8, 12))
+    assert pair.tags.tolist() == [2, 1, 0, 0]
+    claimed = list(pair.slots[1].unread)
 
     def fail(*_: object) -> torch.Tensor:
         raise RuntimeError("out of luck")
@@ -376,29 +383,40 @@ def test_nothing_is_readable_after_a_failed_capture(
         broken.setattr(LlamaModel, "_logits", fail)
         with pytest.raises(RuntimeError):
             pair.prefill_chunk(1, prompt(), (12, 20))
-    assert torch.equal(pair.rows.nan_to_num(7), before[0].nan_to_num(7))
-    assert torch.equal(pair.tags, before[1])
+    assert not torch.equal(pair.rows[1].nan_to_num(7), block.nan_to_num(7)), "the forward wrote, then failed"
+    assert pair.tags.tolist() == [2, 0, 0, 0]
+    assert pair.slots[1].unread == claimed
+    assert pair.draft(1).faults == ("stale",), "of the two rounds before one is left"
     chunk = PrefillChunk(1, SLOT_PAGES[1], 12, prompt()[12:20])
-    block = HiddenBlock(pair.rows[1], pair.tags[1:2])
-    result = pair.runner.execute(RoundWork(0, 9, (chunk,), ()), block)
+    result = pair.runner.execute(RoundWork(0, 9, (chunk,), ()), HiddenBlock(pair.rows[1], tag))
     assert result.hidden == ()
-    assert torch.equal(pair.tags, before[1])
+    assert pair.tags.tolist() == [2, 0, 0, 0]
 
 
-def test_captured_rows_are_held_by_nobody_after_the_round(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    captured: list[weakref.ref[torch.Tensor]] = []
-    original = LlamaModel.forward
-
-    def spy(self: LlamaModel, *args, **options):
-        output = original(self, *args, **options)
-        captured.append(weakref.ref(output.captured))
-        return output
-
-    monkeypatch.setattr(LlamaModel, "forward", spy)
-    Pair(model, eagle_drafter(CHAIN)).prefill_chunk(1, prompt(), (0, 20))
-    assert [one() for one in captured] == [None]
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_block_holds_the_rows_of_its_spans_slot_by_slot(model: LlamaModel, order: tuple[int, int]) -> None:
+    """Chunks and trees of two slots in one forward: rows of nodes that were not accepted leave, and rows of a
+    chunk move down past a tree of the slot before it."""
+    pair = Pair(model, eagle_drafter(CHAIN))
+    texts = {1: prompt(), 2: prompt(3, 20)}
+    plain = Pair(model, eagle_drafter(CHAIN))
+    plain.prefill_chunk(1, texts[1], (0, 20))
+    said: Ids = ()
+    while len(said) < 3:
+        said += plain.verify({1: (plain.slots[1].ids[-1:], (-1,))})[1]
+    wrong = (said[0] + 1) % VOCAB
+    tree = TreeRows(
+        1, SLOT_PAGES[1], 21, (texts[1][20], wrong, said[0], wrong, said[1]), (-1, 0, 0, 1, 2), GREEDY
+    )
+    chunks = tuple(PrefillChunk(slot, SLOT_PAGES[slot], 0, texts[slot][:20]) for slot in order)
+    result = pair.runner.execute(
+        RoundWork(0, 1, chunks, (tree,), Capture(1, 1, LAYERS)), HiddenBlock(pair.rows[1], pair.tags[1:2])
+    )
+    assert result.trees[0].ids == said[:3]
+    wanted = {1: hidden_states(pair, texts[1] + said[:2]), 2: hidden_states(pair, texts[2])}
+    assert [span.slot for span in result.hidden] == list(order)
+    for span in result.hidden:
+        assert torch.equal(pair.rows[1, span.first : span.first + span.count], wanted[span.slot])
 
 
 def test_states_are_consumed_once_and_dropped_before_activations_are_allocated(

@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import sequences
 import torch
 from sequences import PAGE, Chain, chain_tree, empty_cache, pages_for, run
 from tiny_models import write_hf
@@ -117,7 +118,8 @@ def forward(model: LlamaModel) -> tuple[torch.Tensor, torch.Tensor, KvCache]:
 def test_padding_changes_no_bit_and_shows_nowhere(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = None
     for size in (8, 16, 64, 300):
-        monkeypatch.setattr(common.graphs.steps, "padded_rows", lambda rows, size=size: size)
+        for user in (common.graphs.steps, sequences):
+            monkeypatch.setattr(user, "padded_rows", lambda rows, size=size: size)
         logits, captured, cache = forward(model)
         assert logits.shape[0] == captured.shape[0] == 7
         assert not logits.isnan().any()

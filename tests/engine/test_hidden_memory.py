@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.graphs.padded import padded_rows
 from common.memory.handle import HandleError
 from common.memory.shared_tensors import HIDDEN_ROWS
 from common.messages.lifecycle import Configure, ConfigureDraft, JoinDraft
@@ -21,7 +22,7 @@ from services.draft.memory import Mapped
 from services.target.memory import Exports, RegionRefused
 from tests.engine.eagle_pair import HIDDEN, LAYERS, VOCAB, eagle_drafter, tiny_target
 
-ROWS = 16
+ROWS = 30
 STAMP = Stamp(1, 7, 9)
 CONFIGURE = Configure(1, 7, 6, 4, 3, 20, 5)
 
@@ -53,7 +54,7 @@ def test_what_the_target_writes_to_a_block_the_draft_reads(exports: Exports, tmp
     mapped = Mapped(configure(exports.allocate_region(message)), drafter, tmp_path)
     hidden = mapped.shared.hidden
     assert hidden is not None
-    assert hidden.rows.shape == (HIDDEN_BLOCKS, ROWS, 3 * HIDDEN)
+    assert hidden.rows.shape == (HIDDEN_BLOCKS, padded_rows(ROWS), 3 * HIDDEN), "no room for padding rows"
     block = exports.hidden_block(9, 2)
     assert block is not None
     block.rows[3] = 5.0

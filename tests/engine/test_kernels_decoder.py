@@ -107,7 +107,7 @@ def one_layer(config: ModelConfig, threads: int, gate_scale: float = 1.0) -> One
     segment = AttentionSegment(positions.view(1, -1), F.pad(places, (0, -ROWS % 64)).view(1, -1))
     batch = ForwardBatch(positions, positions, places, (segment,), positions[:0])
     cache = KvCache.allocate(config, 2 * ROWS + 1, torch.bfloat16)
-    memory = StepMemory(config, embedding.clone(), ())
+    memory = StepMemory(config, embedding.clone())
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     steps.compute(PaddedBatch.of(batch, ROWS), memory, cache, 1)

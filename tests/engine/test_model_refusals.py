@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sequences import Chain, empty_cache, pages_for, run
+from sequences import Chain, captured_rows, empty_cache, pages_for, run
 from tiny_models import CONTEXT, FAMILIES, LLAMA3_ROPE, random_model, write_gguf, write_hf
 
 from common.attention.kv_cache import KvCache
@@ -277,7 +277,7 @@ def test_a_batch_that_is_out_of_range_is_refused_before_anything_is_written(
 def test_a_layer_that_does_not_exist_is_not_captured(model: LlamaModel) -> None:
     batch = build_batch([Chain([1], 0, [5, 6])], [], 16)
     with pytest.raises(ValueError, match="capture names layer 2; the model has layers 0 … 1"):
-        model.forward(batch, empty_cache(model, 32), capture=(2,))
+        model.forward(batch, empty_cache(model, 32), capture=captured_rows(model, batch, (2,)))
 
 
 def test_a_cache_of_another_shape_is_refused(model: LlamaModel) -> None:

@@ -140,7 +140,7 @@ class DraftModelDrafter:
         assert self._shared is not None
         assert self._cache is not None
         batch = build_batch(extends, steps, self._shared.page_size)
-        logits = self._model.forward(batch, self._cache).logits.numpy()[:, : self.vocab_size]
+        logits = self._model.forward(batch, self._cache).numpy()[:, : self.vocab_size]
         for chain, step, row in zip(chains, steps, logits, strict=True):
             chain.lane.ids.extend(step.tokens)
             chain.drafted.append(sample(row, chain.row.sampling, step.base))

@@ -1,5 +1,5 @@
-"""What the head that ships costs: the draft's device work of a round, extend included, with its weights out of
-the caches, as the target leaves them."""
+"""What the head that ships costs: the draft's device work of a round, extend included, with its weights out
+of the caches, as the target leaves them."""
 
 from __future__ import annotations
 

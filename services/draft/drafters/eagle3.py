@@ -126,9 +126,9 @@ class Eagle3Drafter:
             attached.waiting.pop(slot, None)
         faults: list[str] = []
         self._take(attached, work.rows, faults)
-        count = sum(one.run.count for ones in attached.waiting.values() for one in ones)
+        count = sum(one.run.count for row in work.rows for one in attached.waiting[row.slot])
         if count > self._patience or (count and any(row.k > 0 for row in work.rows)):
-            self._extend(attached)
+            self._extend(attached, work.rows)
         lanes = {row.slot: attached.entries.lane_of(row.slot) for row in work.rows}
         growing = [row for row in work.rows if row.k > 0 and lanes[row.slot].reach == len(row.ids) - 1]
         trees = self._grow(attached, growing) if growing else ()
@@ -151,9 +151,9 @@ class Eagle3Drafter:
         for span, rows_of_span in zip(spans, states, strict=True):
             attached.waiting[span.run.slot].append(_Waiting(span.run, span.ids, rows_of_span))
 
-    def _extend(self, attached: _Attached) -> None:
-        """Entries for all that waits."""
-        runs, ids, features = _fused(attached)
+    def _extend(self, attached: _Attached, rows: Sequence[DraftRow]) -> None:
+        """Entries for all that waits for the rows' slots."""
+        runs, ids, features = _fused(attached, [row.slot for row in rows])
         entries = attached.entries
         write_slots, positions = entries.write(runs)
         # A slot's runs follow one another: the row before the next slot's first is its newest entry.
@@ -218,11 +218,10 @@ def _read(
     return spans, torch.split(states, [len(span.ids) for span in spans])
 
 
-def _fused(attached: _Attached) -> tuple[list[Run], torch.Tensor, torch.Tensor]:
-    """All that waits, which does so no longer: runs; int64 [entries], their ids; their features. Nothing
-    keeps the states."""
-    ones = [one for waiting in attached.waiting.values() for one in waiting]
-    attached.waiting.clear()
+def _fused(attached: _Attached, slots: Sequence[int]) -> tuple[list[Run], torch.Tensor, torch.Tensor]:
+    """What waits for the slots, and does so no longer: runs; int64 [entries], their ids; their features.
+    Nothing keeps the states."""
+    ones = [one for slot in slots for one in attached.waiting.pop(slot)]
     ids = torch.tensor([token for one in ones for token in one.ids])
     return [one.run for one in ones], ids, attached.forward.fuse(torch.cat([one.states for one in ones]))
 

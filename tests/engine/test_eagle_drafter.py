@@ -187,6 +187,21 @@ def test_what_waits_for_ids_that_were_not_committed_is_dropped(model: LlamaModel
     assert written == [position < invalid_from for position in range(21, 24)]
 
 
+def test_what_waits_for_a_slot_that_is_not_at_hand_goes_on_waiting(model: LlamaModel) -> None:
+    """It may be another group's, and its pages another slot's by now."""
+    pair = Pair(model, eagle_drafter(CHAIN, patience=8))
+    for slot in (1, 2):
+        pair.prefill_chunk(slot, prompt(slot), (0, 20))
+    pair.draft(1, 2, k=0)
+    pair.verify({slot: (pair.slots[slot].ids[-1:], (-1,)) for slot in (1, 2)})
+    pair.draft(1, 2, k=0)
+    assert pair.draft(2).trees
+    assert entries(pair, 1, 21, 22).eq(0xFF).all()
+    assert entries(pair, 2, 21, 22).ne(0xFF).any(-1).all()
+    assert pair.draft(1).trees
+    assert entries(pair, 1, 21, 22).ne(0xFF).any(-1).all()
+
+
 def test_ids_are_rotated_by_one_and_the_tail_of_a_chunk_is_the_next_prompt_id(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, forward: type[Any]
 ) -> None:

@@ -70,7 +70,7 @@ HELP = {
     "model": "name of a known model, a Hugging Face directory, or a .gguf file",
     "weights": "bf16, int4 (a GGUF file's own blocks), or auto: int4 where the model has them",
     "drafter": "none, ngram, eagle3 (the head that ships for the model), eagle3+ngram (lookup hits first), "
-    "the path of an EAGLE-3 head or a draft model, or auto: eagle3 where a head ships, else ngram",
+    "the path of an EAGLE-3 head or a draft model, or auto: eagle3+ngram where a head ships, else ngram",
     "host": "address of the HTTP front; beyond loopback it needs an API key",
     "port": "port of the HTTP front",
     "zmq_host": "address of the ZeroMQ front (loopback only)",

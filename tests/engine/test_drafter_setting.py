@@ -51,7 +51,8 @@ def test_auto_takes_the_head_that_ships_and_lookup_where_there_is_none(
     assert Settings().drafter == "auto"
     assert isinstance(load("smollm2-135m-instruct", "auto"), NgramDrafter)
     (tmp_path / "smollm2-135m-instruct-eagle3").symlink_to(head)
-    assert isinstance(load("smollm2-135m-instruct", "auto"), Eagle3Drafter)
+    assert isinstance(load("smollm2-135m-instruct", "auto"), LookupFirst)
+    assert isinstance(load("smollm2-135m-instruct", "eagle3"), Eagle3Drafter)
     assert isinstance(load("smollm2-135m-instruct", "eagle3+ngram"), LookupFirst)
 
 

@@ -29,8 +29,9 @@ def test_it_is_small_and_in_the_published_format() -> None:
 
 
 @pytest.mark.parametrize("width", [1, 4])
-def test_auto_drafts_with_it_and_a_step_commits_more_than_one_token_and_a_half(width: int) -> None:
-    drafter = load_drafter(Settings(model=MODEL, tree_width=width, max_model_len=MAX_POSITIONS))
+def test_a_step_with_it_commits_more_than_one_token_and_a_half(width: int) -> None:
+    settings = Settings(model=MODEL, drafter="eagle3", tree_width=width, max_model_len=MAX_POSITIONS)
+    drafter = load_drafter(settings)
     assert isinstance(drafter, Eagle3Drafter)
     path = resolve_model(MODEL).path
     tokenizer = load_tokenizer(path)

@@ -35,7 +35,7 @@ def load_drafter(settings: Settings) -> Drafter:
         target = resolve_model(settings.model)
         named = settings.drafter
         if named == AUTO:
-            named = HEAD if _place_of_head(target).is_dir() else NGRAM
+            named = HEAD + LOOKUP_FIRST if _place_of_head(target).is_dir() else NGRAM
         if named == NGRAM:
             return _ngram(target, shortest_n=2)
         wanted = named.removesuffix(LOOKUP_FIRST)

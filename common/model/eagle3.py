@@ -34,13 +34,7 @@ class Eagle3Head:
         embedding: torch.Tensor,
         max_positions: int,
     ) -> None:
-        own = weights.embed_tokens
-        self.embedding = embedding if own is None else own.to(dtype)
-        if self.embedding.shape != (config.vocab_size, config.hidden_size):
-            raise ValueError(
-                f"the embedding is {list(self.embedding.shape)}, the head needs"
-                f" {[config.vocab_size, config.hidden_size]}; it was made for another target"
-            )
+        self.embedding = embedding_of(config, weights, embedding, dtype)
 
         def norm(weight: torch.Tensor) -> RmsNorm:
             return RmsNorm(weight.to(dtype), config.rms_eps)
@@ -111,6 +105,22 @@ class Eagle3Head:
 
         logits = self._lm_head(self._norm(output)).float()
         return logits if self.config.logit_scale == 1.0 else logits * self.config.logit_scale
+
+
+def embedding_of(
+    config: Eagle3Config, weights: Eagle3Weights, embedding: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """The head's own embedding, or the target's where it brings none: [vocab, hidden]. Raises ValueError for
+    one of another shape."""
+
+    own = weights.embed_tokens
+    chosen = embedding if own is None else own.to(dtype)
+    if chosen.shape != (config.vocab_size, config.hidden_size):
+        raise ValueError(
+            f"the embedding is {list(chosen.shape)}, the head needs"
+            f" {[config.vocab_size, config.hidden_size]}; it was made for another target"
+        )
+    return chosen
 
 
 def fc_input(aux: torch.Tensor, input_norm: RmsNorm | None, fc_norms: Sequence[RmsNorm]) -> torch.Tensor:

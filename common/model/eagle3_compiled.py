@@ -30,7 +30,7 @@ from common.kernels.decoder_cpu import (
 )
 from common.kernels.huge_pages import HugePages
 from common.kernels.packed import PackedMatrix, QuantisedBlocks
-from common.model.eagle3 import fc_input
+from common.model.eagle3 import embedding_of, fc_input
 from common.model.eagle3_checkpoint import Eagle3Weights
 from common.model.eagle3_config import Eagle3Config
 from common.model.layers import RmsNorm
@@ -60,11 +60,10 @@ class CompiledHead:
         self, config: Eagle3Config, weights: Eagle3Weights, *, embedding: torch.Tensor, max_positions: int
     ) -> None:
         self._kernels = decoder_kernels()
-        own = weights.embed_tokens
         self.config = config
         self.target_ids = weights.target_ids
         self._workspace = torch.empty(0, dtype=torch.uint8)
-        self._embedding = (embedding if own is None else own).to(DTYPE).contiguous()
+        self._embedding = embedding_of(config, weights, embedding, DTYPE).contiguous()
         self._rope = RopeTable(config.rope, config.head_dim, max_positions)
         self._input_norm = None if weights.input_norm is None else _norm(weights.input_norm, config)
         self._fc_norms = tuple(_norm(weight, config) for weight in weights.fc_norms)

@@ -108,14 +108,16 @@ def parse_eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
         raise UnsupportedModelError(f"hidden_act {activation!r} is not supported; only 'silu' is")
     if raw.get("mlp_bias"):
         raise UnsupportedModelError("config.json: mlp_bias is not supported in an EAGLE-3 head")
-    eagle: Mapping[str, Any] = raw.get("eagle_config") or {}
+    eagle = raw.get("eagle_config") or {}
+    if not isinstance(eagle, Mapping):
+        raise UnsupportedModelError(f"config.json: eagle_config is {eagle!r}; an object is needed")
     if not eagle.get("use_aux_hidden_state", True):
         raise UnsupportedModelError(
             "config.json: use_aux_hidden_state is false; only heads that read auxiliary states are supported"
         )
     layers = _layers(raw, eagle)
     heads, hidden = positive(raw, "num_attention_heads"), positive(raw, "hidden_size")
-    head_dim = raw.get("head_dim") or hidden // heads
+    head_dim = _optional(raw, "head_dim", hidden // heads)
     vocab_size = positive(raw, "vocab_size")
     return Eagle3Config(
         vocab_size=vocab_size,
@@ -126,7 +128,7 @@ def parse_eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
         heads=heads,
         kv_heads=_optional(raw, "num_key_value_heads", heads),
         head_dim=head_dim,
-        rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_eps=_number(raw, "rms_norm_eps", 1e-6),
         rope=parse_rope(raw, head_dim),
         max_context=positive(raw, "max_position_embeddings"),
         aux_layers=layers,
@@ -136,8 +138,15 @@ def parse_eagle3_config(raw: Mapping[str, Any]) -> Eagle3Config:
         fc_norm=bool(raw.get("fc_norm", False)),
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
         norm_output=bool(raw.get("norm_output", False)),
-        logit_scale=float(raw.get("logit_scale", 1.0)),
+        logit_scale=_number(raw, "logit_scale", 1.0),
     )
+
+
+def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
+    value = raw.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 < value < float("inf"):
+        raise UnsupportedModelError(f"config.json: {key} is {value!r}; a positive number is needed")
+    return float(value)
 
 
 def eagle3_config_json(config: Eagle3Config, dtype: str) -> dict[str, Any]:

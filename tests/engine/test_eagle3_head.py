@@ -149,6 +149,10 @@ def test_draft_ids_that_lead_nowhere_are_refused(tmp_path, at, offset, said):
     [
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM is not an EAGLE-3 head"),
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None; a positive number"),
+        ({"logit_scale": 0.0}, "logit_scale is 0.0; a positive number"),
+        ({"head_dim": "64"}, "head_dim is '64'; a positive integer"),
+        ({"eagle_config": [1]}, r"eagle_config is \[1\]; an object"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_size": None}, "hidden_size is None"),

@@ -119,6 +119,19 @@ def test_greedy_trees_are_those_that_grow_level_by_level(
     assert [len(tokens) for tokens, _ in wanted] == list(nodes)
 
 
+def test_an_embedding_of_another_width_is_refused() -> None:
+    config = replace(VARIANTS["plain"], hidden_size=32)
+    with pytest.raises(ValueError, match=r"\[40, 24\], the head needs \[40, 32\]"):
+        CompiledHead(config, random_weights(config), embedding=torch.zeros(VOCAB, 24), max_positions=8)
+
+
+@pytest.mark.parametrize("shape", [Shape(1), Shape(4, 6)])
+def test_a_head_whose_numbers_overflow_proposes_nothing(shape: Shape) -> None:
+    (compiled, _), _ = forwards("plain")
+    outputs = torch.full((2, VARIANTS["plain"].hidden_size), float("nan")).bfloat16()
+    assert compiled.grow(outputs, [7, 4], [3, 8], KNOWN, shape) == [([], []), ([], [])]
+
+
 def test_sizes_without_a_layout_are_left_to_the_twin() -> None:
     config = replace(VARIANTS["plain"], hidden_size=15)
     with pytest.raises(KernelsUnavailable, match="inputs must be even"):

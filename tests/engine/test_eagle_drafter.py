@@ -26,7 +26,7 @@ from services.draft.eagle.compiled import CompiledForward, DecodeKeys, ExtendKey
 from services.draft.eagle.entries import Places
 from services.draft.eagle.forward import EagleForward
 from services.draft.eagle.growth import Shape
-from services.draft.work import DraftWork, HiddenRows
+from services.draft.work import DraftRow, DraftWork, HiddenRows
 from services.target.memory import HiddenBlock
 from services.target.work import Capture, PrefillChunk, RoundWork, TreeRows
 from tests.engine.eagle_pair import (
@@ -170,6 +170,14 @@ def test_entries_that_wait_are_those_that_were_written_at_once(model: LlamaModel
     assert entries(waits, 1, 21, 24).eq(0xFF).all()
     assert chain(waits) == chain(at_once)
     assert torch.equal(entries(waits, 1, 1, 24), entries(at_once, 1, 1, 24))
+
+
+def test_a_log_of_one_id_has_no_entry_to_draft_from(model: LlamaModel) -> None:
+    """Whatever the slot's owner before it left there."""
+    pair = prefilled(model)
+    assert pair.draft(1).trees
+    row = DraftRow(1, (99, 2), (5,), 0, POSITIONS, 4, SamplingParams(), ())
+    assert pair.drafter.draft(DraftWork(0, 9, (row,), (1,))).trees == ()
 
 
 @pytest.mark.parametrize("invalid_from", [0, 21, 22, 23])

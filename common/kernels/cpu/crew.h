@@ -32,6 +32,7 @@ class Walk {
   Walk(Phase* phases, uint32_t step, int worker) : phases_(phases), step_(step), worker_(worker) {}
 
   int worker() const { return worker_; }
+  uint32_t step() const { return step_; }
 
   // Runs work(ticket) for the tickets 0 … count − 1 that this thread gets, and waits for the others. False
   // if the step has ended without this thread.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 
 #include "head.h"
 
@@ -110,10 +111,10 @@ inline GrowthMemory memory_of(const Head& head, const Shape& shape, const Growth
   return m;
 }
 
-// Whether all trees were settled before a level. Every thread reads it between phases, also one that comes so late that
-// the job is over and its memory gone; what that one reads does not matter, because its step has ended.
-inline bool* settled_at() {
-  static bool settled[kMostLevels];
+// Whether all trees were settled before a level: (step << 1) | settled. Every thread reads it between phases, also one
+// that comes so late that another job has begun; that one finds another step and leaves.
+inline std::atomic<uint64_t>* settled_at() {
+  static std::atomic<uint64_t> settled[kMostLevels];
   return settled;
 }
 
@@ -129,8 +130,14 @@ struct HeadGrowth {
     if (!rank(walk, g.outputs, g.slots, level_width(g, 1))) return;
     for (int64_t level = 1; level <= g.levels; ++level) {
       if (!walk.phase(g.slots, [&](int64_t slot) { take_children(slot, level); })) return;
-      if (!walk.phase(1, [&](int64_t) { settled_at()[level] = level == g.levels || all_settled(); })) return;
-      if (settled_at()[level]) break;
+      if (!walk.phase(1, [&](int64_t) {
+            const bool settled = level == g.levels || all_settled();
+            settled_at()[level].store(uint64_t(walk.step()) << 1 | settled, std::memory_order_release);
+          }))
+        return;
+      const uint64_t settled = settled_at()[level].load(std::memory_order_acquire);
+      if (settled >> 1 != walk.step()) return;
+      if (settled & 1) break;
       const int64_t width = level_width(g, level + 1);
       const bf16* features = level == 1 ? g.outputs : m.outputs[level % 2];
       bf16* made = m.outputs[(level + 1) % 2];
@@ -169,7 +176,10 @@ struct HeadGrowth {
     for (int64_t node = 0; node < expanded; ++node) {
       const int64_t row = slot * expanded + node, parent = level == 1 ? -1 : pool.frontier[node];
       for (int64_t child = 0; child < children; ++child, ++size) {
-        pool.scores[size] = double(m.scores[row * children + child]) + (parent < 0 ? 0.0 : pool.scores[parent]);
+        const float score = m.scores[row * children + child];
+        // What is not a number, because the head's own numbers overflowed, is as good as impossible.
+        pool.scores[size] = score == score ? double(score) + (parent < 0 ? 0.0 : pool.scores[parent])
+                                           : -std::numeric_limits<double>::infinity();
         pool.ids[size] = g.target_ids[m.best[row * children + child]];
         pool.parents[size] = parent;
       }
@@ -228,7 +238,8 @@ struct HeadGrowth {
   void choose_best(int64_t slot) const {
     const Pool& pool = m.pools[slot];
     sort_by_score(pool, 0, m.sizes[slot]);
-    const int64_t count = std::min(g.budgets[slot], m.sizes[slot]);
+    int64_t count = std::min(g.budgets[slot], m.sizes[slot]);
+    while (count > 0 && !(pool.scores[pool.order[count - 1]] > -std::numeric_limits<double>::infinity())) --count;
     std::sort(pool.order, pool.order + count);
     for (int64_t at = 0; at < count; ++at) {
       const int64_t node = pool.order[at];

@@ -130,7 +130,7 @@ class Eagle3Drafter:
         if count > self._patience or (count and any(row.k > 0 for row in work.rows)):
             self._extend(attached, work.rows)
         lanes = {row.slot: attached.entries.lane_of(row.slot) for row in work.rows}
-        growing = [row for row in work.rows if row.k > 0 and lanes[row.slot].reach == len(row.ids) - 1]
+        growing = [row for row in work.rows if row.k > 0 and 0 < lanes[row.slot].reach == len(row.ids) - 1]
         trees = self._grow(attached, growing) if growing else ()
         for row in work.rows:
             attached.entries.remember(row.slot, lanes[row.slot], row.ids)

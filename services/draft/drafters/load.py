@@ -83,6 +83,11 @@ def _head(settings: Settings, path: Path, target: ResolvedModel) -> Eagle3Drafte
             f"{config.target_hidden_size} and {config.vocab_size} ids; "
             f"{target.name} has {served.hidden_size} and {served.vocab_size}"
         )
+    if weights.embed_tokens is None and config.hidden_size != served.hidden_size:
+        raise StartupError(
+            f"drafter {settings.drafter!r} brings no embedding, and the target's of {served.hidden_size} "
+            f"numbers does not fit its hidden size of {config.hidden_size}"
+        )
     tokenizer = load_tokenizer(target.path)
     return Eagle3Drafter(
         path.name,
@@ -92,7 +97,7 @@ def _head(settings: Settings, path: Path, target: ResolvedModel) -> Eagle3Drafte
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.fingerprint,
         positions=min(settings.max_model_len, served.max_context),
-        shape=Shape(width=settings.tree_width),
+        shape=Shape(width=min(settings.tree_width, config.draft_vocab_size)),
     )
 
 
